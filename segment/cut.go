@@ -1,0 +1,196 @@
+package segment
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+)
+
+// RemovedSuffix ends the name of a log directory that is being removed. What
+// has it when a process starts is garbage of an unfinished Remove.
+const RemovedSuffix = ".removed"
+
+// Truncate cuts the log: files after seq are removed, and file seq ends at
+// pos, a record's position or the end of the last one. A pos up to HeaderSize
+// removes file seq too. When it returns the cut is durable, and the log clean.
+//
+// Files go newest first, each removal durable before the next, so that a crash
+// in between leaves a log without its end and never one with a hole.
+//
+// A file that was cut is the active one again. When nothing was taken from
+// file seq itself and it had a successor, or it is gone, the next append
+// starts a new file: an older file may be sealed.
+func (l *Log) Truncate(seq uint64, pos int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.refusal("truncate")
+	}
+	if seq == l.seq && pos > l.flushed && pos > HeaderSize {
+		if err := l.flushLocked(); err != nil { // the cut goes through what is only buffered
+			return err
+		}
+	}
+	size, newest, ok := l.sizeOf(seq)
+	if !ok && seq != l.seq {
+		return fmt.Errorf("truncate log %d: it has no file %d", l.o.ID, seq)
+	}
+	if pos > size && pos > HeaderSize {
+		return fmt.Errorf("truncate log %d file %d at pos %d: the file has %d bytes", l.o.ID, seq, pos, size)
+	}
+	l.dropBufferLocked()
+	if err := l.closeFileLocked(); err != nil {
+		return err
+	}
+	keep := seq
+	if pos <= HeaderSize {
+		keep = seq - 1
+	}
+	if err := l.removeAboveLocked(keep); err != nil {
+		return err
+	}
+	if keep < seq {
+		return l.restartLocked()
+	}
+	return l.cutFileLocked(seq, pos, size, newest)
+}
+
+// dropBufferLocked forgets what was not flushed, and the active file with it
+// if that does not exist yet.
+func (l *Log) dropBufferLocked() {
+	l.files.giveBuffer(l.buf)
+	l.buf = nil
+	if l.seq != 0 && !l.created {
+		l.next = l.seq
+		l.resetLocked()
+	}
+}
+
+// resetLocked makes the newest existing file the last one, which the next
+// append leaves alone.
+func (l *Log) resetLocked() {
+	l.view.Lock()
+	defer l.view.Unlock()
+	l.seq, l.created, l.flushed, l.rolled, l.tail = 0, false, 0, false, false
+	if n := len(l.view.segments); n > 0 {
+		last := l.view.segments[n-1]
+		l.seq, l.created, l.flushed, l.rolled = last.Seq, true, last.Size, true
+	}
+	for i := range l.view.segments {
+		l.view.segments[i].Active = false
+	}
+}
+
+func (l *Log) removeAboveLocked(keep uint64) error {
+	segments := l.Segments()
+	for i := len(segments) - 1; i >= 0 && segments[i].Seq > keep; i-- {
+		if err := l.removeFileLocked(segments[i].Seq); err != nil {
+			return err
+		}
+		l.next = segments[i].Seq
+	}
+	return nil
+}
+
+func (l *Log) removeFileLocked(seq uint64) error {
+	l.files.drop(l, seq)
+	if err := l.o.FS.Remove(l.path(seq)); err != nil {
+		return l.failLocked("remove", err)
+	}
+	l.view.Lock()
+	l.view.segments = slices.DeleteFunc(l.view.segments, func(s SegmentInfo) bool { return s.Seq == seq })
+	l.view.Unlock()
+	if err := l.o.FS.SyncDir(l.o.Dir); err != nil {
+		return l.failLocked("fsync directory", err)
+	}
+	return nil
+}
+
+// restartLocked ends a cut that left no part of its file. The file before it,
+// if there is one, has been durable since before that file existed.
+func (l *Log) restartLocked() error {
+	l.resetLocked()
+	l.unsynced = false
+	return l.syncLocked()
+}
+
+// cutFileLocked makes seq end at pos and be the active file.
+func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
+	wasRolled := l.rolled
+	l.seq, l.created, l.flushed, l.tail, l.unsynced = seq, true, pos, false, true
+	l.rolled = pos == size && (!newest || wasRolled)
+	if err := l.openLocked(); err != nil {
+		return l.failLocked("open for writing", err)
+	}
+	if pos < size {
+		if err := l.file.Truncate(pos); err != nil {
+			return l.failLocked("truncate", err)
+		}
+	}
+	l.publishLocked()
+	if err := l.syncLocked(); err != nil {
+		return err
+	}
+	l.MarkClean(seq, pos)
+	if l.rolled {
+		l.setActiveLocked(0)
+		return l.closeFileLocked()
+	}
+	l.setActiveLocked(seq)
+	return nil
+}
+
+// RemoveSegment removes a file that is not the active one, durably.
+func (l *Log) RemoveSegment(seq uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.refusal("remove a file of")
+	}
+	if seq == l.seq && !l.rolled {
+		return fmt.Errorf("remove file %d of log %d: it is the active one, roll first", seq, l.o.ID)
+	}
+	if _, _, ok := l.sizeOf(seq); !ok {
+		return fmt.Errorf("remove file %d of log %d: there is no such file", seq, l.o.ID)
+	}
+	if err := l.removeFileLocked(seq); err != nil {
+		return err
+	}
+	if seq == l.seq {
+		l.resetLocked()
+	}
+	return nil
+}
+
+// Remove removes the whole log and closes it. The directory is first renamed
+// to one with RemovedSuffix, durably, so that after a crash the log is there
+// or not, and never in part.
+func (l *Log) Remove() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.refusal("remove")
+	}
+	l.abandonLocked()
+	if _, err := l.o.FS.Stat(l.o.Dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	gone := l.o.Dir + RemovedSuffix
+	if err := l.o.FS.RemoveAll(gone); err != nil {
+		return l.removeError(err)
+	}
+	if err := l.o.FS.Rename(l.o.Dir, gone); err != nil {
+		return l.removeError(err)
+	}
+	if err := l.o.FS.SyncDir(filepath.Dir(l.o.Dir)); err != nil {
+		return l.removeError(err)
+	}
+	if err := l.o.FS.RemoveAll(gone); err != nil {
+		return l.removeError(err)
+	}
+	return nil
+}
+
+func (l *Log) removeError(err error) error { return fmt.Errorf("remove log %d: %w", l.o.ID, err) }
