@@ -1,0 +1,151 @@
+package index
+
+import (
+	"fmt"
+	"path"
+	"slices"
+)
+
+const tmpSuffix = ".tmp"
+
+// SealedFile describes a segment file that takes no more records.
+type SealedFile struct {
+	Seq, Generation    uint64
+	Size               int64  // bytes
+	MinIndex, MaxIndex uint64 // of the entries with records in it; 0: none
+}
+
+// Seal makes the side tables of a file, from the appends and values that were
+// added for it, and from txns, which calls add with hash (entry.TxnHash) and
+// offset of every message in the file, in any order, minted ids too. When Seal
+// returns, the tables are durable, and the memory of the file is given up. The
+// file never changes after that.
+//
+// After an error nothing has changed, except perhaps for files that the next
+// Reconcile removes; an error of txns is returned wrapped.
+func (x *LogIndex) Seal(f SealedFile, txns func(add func(hash, offset uint64)) error) error {
+	x.maintenance.Lock()
+	defer x.maintenance.Unlock()
+	var hashes []txnRef
+	if err := txns(func(hash, offset uint64) { hashes = append(hashes, txnRef{hash, offset}) }); err != nil {
+		return fmt.Errorf("transactionIds of file %d in %s: %w", f.Seq, x.dir, err)
+	}
+	slices.SortFunc(hashes, txnRef.compare)
+	// Nothing is added to a file that takes no more records, and no cut reaches
+	// into one that may be sealed, so its memory is read without the lock.
+	m := x.memoryOf(f.Seq)
+	info := m.describe(f)
+	info.IDs = uint64(len(hashes))
+	err := x.writePair(0, f.Seq, f.Seq, []FileInfo{info},
+		func(w *tableWriter) error { m.writeTo(w); return nil },
+		func(w *tableWriter) error {
+			w.begin(sectionTxns, uint64(len(hashes)), uint64(len(hashes)))
+			for _, h := range hashes {
+				w.addTxn(h)
+			}
+			w.end()
+			return nil
+		})
+	if err != nil {
+		return err
+	}
+	return x.publish(f.Seq, f.Seq, 0, func(p *tablePair) []*tablePair {
+		x.mu.memory = slices.DeleteFunc(slices.Clone(x.mu.memory), func(m *fileMemory) bool { return m.seq == f.Seq })
+		return x.disownLocked(f.Seq, p)
+	})
+}
+
+// memoryOf is the memory of a file; an empty one when nothing was added.
+func (x *LogIndex) memoryOf(seq uint64) *fileMemory {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, m := range x.mu.memory {
+		if m.seq == seq {
+			return m
+		}
+	}
+	return newFileMemory(seq)
+}
+
+func (m *fileMemory) describe(f SealedFile) FileInfo {
+	info := FileInfo{
+		Seq: f.Seq, Generation: f.Generation, Size: f.Size, MinIndex: f.MinIndex, MaxIndex: f.MaxIndex,
+		MinTime: m.minTime, MaxTime: m.maxTime, Appends: m.appends, Values: uint64(len(m.values)),
+	}
+	if n := len(m.values); n > 0 {
+		info.MinValue, info.MaxValue = m.values[0].id, m.values[n-1].id
+	}
+	return info
+}
+
+// writeTo writes the sections of an .idx table.
+func (m *fileMemory) writeTo(w *tableWriter) {
+	w.begin(sectionAppends, m.appends, uint64(len(m.parts)))
+	m.sorted(w.addAppend)
+	w.end()
+	w.begin(sectionValues, uint64(len(m.values)), 0)
+	for _, v := range m.values {
+		w.addValue(valueRef{v.id, m.seq, v.pos})
+	}
+	w.end()
+}
+
+// writePair writes the two tables of a pair under their final names, durably.
+// The .idx is renamed last: without it the pair is not there.
+func (x *LogIndex) writePair(level int, first, last uint64, files []FileInfo, idx, dedup func(*tableWriter) error) error {
+	for _, t := range []struct {
+		kind uint32
+		fill func(*tableWriter) error
+	}{{tableDedup, dedup}, {tableIdx, idx}} {
+		name := path.Join(x.dir, tableName(level, first, last, t.kind))
+		if err := x.writeTable(name+tmpSuffix, t.kind, level, files, t.fill); err != nil {
+			x.fs.Remove(name + tmpSuffix) // what stays is removed by the next Reconcile
+			return err
+		}
+	}
+	for _, kind := range []uint32{tableDedup, tableIdx} {
+		name := path.Join(x.dir, tableName(level, first, last, kind))
+		if err := x.fs.Rename(name+tmpSuffix, name); err != nil {
+			return fmt.Errorf("rename table %s: %w", name, err)
+		}
+	}
+	if err := x.fs.SyncDir(x.dir); err != nil {
+		return fmt.Errorf("sync directory %s: %w", x.dir, err)
+	}
+	return nil
+}
+
+func (x *LogIndex) writeTable(tmp string, kind uint32, level int, files []FileInfo, fill func(*tableWriter) error) error {
+	w, err := newTableWriter(x.fs, tmp, kind, level)
+	if err != nil {
+		return err
+	}
+	if err := fill(w); err != nil {
+		w.abort()
+		return err
+	}
+	return w.finish(files)
+}
+
+// publish puts a pair that was just written into the list, in place of what
+// replace (called with mu held) takes out.
+func (x *LogIndex) publish(first, last uint64, level int, replace func(*tablePair) []*tablePair) error {
+	p, err := x.openPair(level, first, last)
+	if err != nil {
+		return fmt.Errorf("table that was just written: %w", err)
+	}
+	x.mu.Lock()
+	dropped := replace(p)
+	x.mu.tables = newTableList(append(slices.Clone(x.mu.tables.pairs), p))
+	x.mu.Unlock()
+	// A pair of the same name was replaced on disk already.
+	dropped = slices.DeleteFunc(dropped, func(d *tablePair) bool {
+		same := p.sameName(d)
+		if same {
+			d.idx.forget()
+			d.dedup.forget()
+		}
+		return same
+	})
+	return x.removePairs(dropped)
+}
