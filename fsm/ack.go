@@ -1,0 +1,493 @@
+package fsm
+
+import (
+	"queen/internal/entry"
+)
+
+// Stable texts of refused acks.
+const (
+	errLease        = "invalid or expired lease"
+	errUnresolvable = "unresolvable: no such message in the batch or after the cursor"
+	errNoConsumer   = "consumer not found"
+	errNoPartition  = "unknown partition"
+	errCommitted    = "already committed: the message is settled"
+)
+
+// judgement is what one ack turned out to be, before anything is changed.
+type judgement struct {
+	c      *cursor
+	offset uint64
+	apply  bool // in force; otherwise the item's result is final
+}
+
+// ackPlan is the acks of one call, judged.
+type ackPlan struct {
+	items   []AckItem
+	judged  []judgement
+	cursors []*cursor // those with something to apply, in order of first mention
+}
+
+func (m *Machine) planAck(c *Call, a *Ack) verdict {
+	p := ackPlan{items: a.Items, judged: make([]judgement, len(a.Items))}
+	lookup := false
+	for i := range a.Items {
+		need := m.judgeAck(c, &p, i, false)
+		lookup = lookup || need
+	}
+	if lookup || m.needContents(c, &p) {
+		return again
+	}
+	for _, cur := range p.cursors {
+		m.settle(c, &p, cur, false)
+	}
+	return answered
+}
+
+// judgeAck decides one ack on the state before the call. strict is the rule of
+// a transaction: a lease must be live whatever the message's state. The item's
+// result is set unless it applies; lookup: ids must be read from disk first.
+func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup bool) {
+	it := &p.items[i]
+	it.Success, it.Err, it.LeaseReleased, it.DLQ, it.Noop, it.Dropped = false, "", false, false, false, false
+	part := m.s.findPartition(call.Tenant, it.PartitionID)
+	if part == nil {
+		it.Err = errNoPartition
+		return false
+	}
+	g := part.q.byGroup[it.Group]
+	var c *cursor
+	if g != nil {
+		c = part.cursor(g)
+	}
+	if c == nil || !c.row {
+		it.Err = errNoConsumer
+		return false
+	}
+	var held *lease
+	if it.HasLease {
+		if held = c.liveLease(m.now); held != nil && held.id != it.LeaseID {
+			held = nil
+		}
+		if held == nil && strict {
+			it.Err = errLease
+			return false
+		}
+	}
+	found, lookup := m.resolve(call, p, c, it, held)
+	if lookup {
+		return true
+	}
+	if found.unsettled && (held != nil || !it.HasLease) {
+		it.Success = true
+		p.judged[i] = judgement{c: c, offset: found.offset, apply: true}
+		p.note(c)
+		return false
+	}
+	if it.HasLease && held == nil && c.repeated(it, found) {
+		it.Success, it.Noop, it.LeaseReleased = true, true, true
+		it.DLQ = found.settled && it.Status != Completed
+		return false
+	}
+	switch {
+	case found.settled && it.Status == Completed:
+		it.Success, it.Noop = true, true
+	case found.settled:
+		it.Err = errCommitted
+	case it.HasLease && held == nil:
+		it.Err = errLease
+	default:
+		it.Err = errUnresolvable
+	}
+	return false
+}
+
+// repeated recognises an ack that is sent again after it released its lease.
+func (c *cursor) repeated(it *AckItem, f resolution) bool {
+	r := c.released
+	if r == nil || r.id != it.LeaseID {
+		return false
+	}
+	switch {
+	case it.Status == Completed:
+		return r.result&releasedCompleted != 0 && f.settled
+	case f.settled:
+		return it.Status != Retry && r.result&releasedDead != 0
+	default:
+		return it.Status != DeadLetter && r.result&releasedNacked != 0
+	}
+}
+
+func (p *ackPlan) note(c *cursor) {
+	for _, o := range p.cursors {
+		if o == c {
+			return
+		}
+	}
+	p.cursors = append(p.cursors, c)
+}
+
+// taken reports whether an earlier ack of the call means the same offset.
+func (p *ackPlan) taken(c *cursor, offset uint64, upTo *AckItem) bool {
+	for i := range p.items {
+		if &p.items[i] == upTo {
+			return false
+		}
+		if j := &p.judged[i]; j.apply && j.c == c && j.offset == offset {
+			return true
+		}
+	}
+	return false
+}
+
+// resolution is what a transactionId means at a cursor.
+type resolution struct {
+	offset    uint64
+	unsettled bool // at offset, in reach: of the lease's batch, or after the cursor
+	settled   bool // a message with this id is settled
+	reach     bool // unsettled, but out of reach
+}
+
+// resolve finds the message that an ack names: the lowest unsettled one in
+// reach; an id that was stored again after its window can name several.
+func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *lease) (r resolution, lookup bool) {
+	lo, hi := c.firstUnsettled(), c.p.next // reach: [lo, hi)
+	if held != nil {
+		hi = held.end + 1
+		if o, ok := held.batch.find(it.TxnHash, it.Txn, lo); ok && !c.settled(o) && !p.taken(c, o, it) {
+			return resolution{offset: o, unsettled: true}, false
+		}
+	}
+	again := resolution{}
+	consider := func(o uint64) {
+		switch {
+		case o >= c.p.next:
+		case c.settled(o):
+			r.settled = true
+		case o < lo || o >= hi:
+			r.reach = true
+		case p.taken(c, o, it):
+			again = resolution{offset: o, unsettled: true}
+		case !r.unsettled || o < r.offset:
+			r.offset, r.unsettled = o, true
+		}
+	}
+	m.dedup.Lookup(c.p.id, entry.MixHash(c.p.id, it.TxnHash), it.Txn, func(o uint64, _ int64) bool {
+		consider(o)
+		return true
+	})
+	since := m.dedup.Since()
+	if !r.unsettled && since > 0 && c.p.created <= since {
+		n := call.need(needTxn, c.p, it.Txn, since)
+		if n == nil {
+			return r, true
+		}
+		for _, h := range n.hits {
+			consider(h.offset)
+		}
+	}
+	if !r.unsettled && again.unsettled {
+		// The same message twice in one call: both mean it.
+		r.offset, r.unsettled = again.offset, true
+	}
+	return r, false
+}
+
+// find looks a transactionId up in a leased batch. Acks mostly come in order,
+// so the search starts at the first offset that is not settled.
+func (b *Batch) find(hash uint64, txn []byte, from uint64) (offset uint64, ok bool) {
+	if b == nil {
+		return 0, false
+	}
+	items := b.items.Load()
+	if items == nil {
+		return 0, false
+	}
+	for i := range *items {
+		it := &(*items)[i]
+		if it.Hash == hash && it.Offset >= from && it.Txn == string(txn) {
+			return it.Offset, true
+		}
+	}
+	return 0, false
+}
+
+// needContents asks for the messages that will be filed as dead letters: their
+// payload goes into the same entry as the cursor's move.
+func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
+	for i := range p.items {
+		j := &p.judged[i]
+		if !j.apply || !m.files(j.c, p.items[i].Status) {
+			continue
+		}
+		n := need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset}
+		if call.needAt(n) == nil {
+			lookup = true
+		}
+	}
+	return lookup
+}
+
+// files reports whether an ack of this status files a dead letter.
+func (m *Machine) files(c *cursor, s AckStatus) bool {
+	return s == DeadLetter || s == Failed && c.spent() && c.p.q.opts.DeadLetters()
+}
+
+func (c *cursor) spent() bool { return int64(c.retries) >= c.p.q.opts.RetryLimit }
+
+// rank orders the statuses of one message in one call: the strongest counts.
+func (s AckStatus) rank() int {
+	switch s {
+	case DeadLetter:
+		return 3
+	case Failed:
+		return 2
+	case Retry:
+		return 1
+	}
+	return 0
+}
+
+// settle applies the judged acks of one cursor: the rules of several acks of
+// one (partition, group) in one call.
+func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
+	status := p.strongest(c)
+	var (
+		spent      = c.spent()
+		comesBack  = func(s AckStatus) bool { return s == Retry || s == Failed && !spent }
+		stop       = uint64(0)
+		stops      = false
+		top        = c.committed
+		nacked     = false
+		result     byte
+		charged    = false
+		filed      = false
+		delay      int64
+		firstNack  = -1
+		lastDone   = -1
+		hadBackoff = false
+	)
+	for i := range p.items {
+		j := &p.judged[i]
+		if !j.apply || j.c != c {
+			continue
+		}
+		it := &p.items[i]
+		s := status[j.offset]
+		if s != Completed {
+			nacked = true
+			if firstNack < 0 {
+				firstNack = i
+			}
+		} else if lastDone < 0 || j.offset >= p.judged[lastDone].offset {
+			lastDone = i
+		}
+		switch {
+		case comesBack(s):
+			result |= releasedNacked
+			if !stops || j.offset < stop {
+				stop, stops = j.offset, true
+			}
+			charged = charged || s == Failed
+			if it.DelayMs > 0 {
+				delay = max(delay, it.DelayMs*1000)
+			} else if s == Failed && c.p.q.opts.RetryBackoff {
+				hadBackoff = true
+			}
+		case s == Completed:
+			result |= releasedCompleted
+			top = max(top, int64(j.offset))
+		default:
+			result |= releasedDead
+			filed = true
+			top = max(top, int64(j.offset))
+		}
+	}
+	if filed {
+		c.retries = 0
+	}
+	if charged {
+		c.retries++
+	}
+	if hadBackoff {
+		delay = max(delay, c.backoff())
+	}
+	m.fileLetters(call, p, c, status, comesBack)
+	if stops {
+		m.settleAbove(p, c, status, comesBack, stop)
+		c.committed = max(c.committed, int64(stop)-1)
+		c.dropSettled()
+	} else {
+		c.committed = top
+		c.dropSettled()
+		m.absorb(c)
+	}
+	if delay > 0 {
+		c.delayUntil = m.now + delay
+	}
+	m.releaseAfter(p, c, nacked, result, firstNack, lastDone)
+	if inTxn {
+		m.b.Touch(c.p.q.id)
+	}
+	m.put(c)
+	m.refresh(c)
+}
+
+// strongest is the status that counts for each message of a cursor's acks.
+func (p *ackPlan) strongest(c *cursor) map[uint64]AckStatus {
+	status := make(map[uint64]AckStatus, 1)
+	for i := range p.items {
+		j := &p.judged[i]
+		if !j.apply || j.c != c {
+			continue
+		}
+		s := p.items[i].Status
+		if old, ok := status[j.offset]; !ok || s.rank() > old.rank() {
+			status[j.offset] = s
+		}
+	}
+	return status
+}
+
+// maxBackoff is the longest wait of retryBackoff: 1 hour.
+const maxBackoff = int64(3600) * 1_000_000
+
+// backoff is retryDelay doubled for each charged retry after the first.
+func (c *cursor) backoff() int64 {
+	d := c.p.q.opts.RetryDelay * 1000
+	for i := int32(1); i < c.retries && d < maxBackoff; i++ {
+		d *= 2
+	}
+	return min(d, maxBackoff)
+}
+
+// settleAbove keeps what is settled above the message that comes back first:
+// it is never delivered to the group again.
+func (m *Machine) settleAbove(p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool, stop uint64) {
+	for i := range p.items {
+		j := &p.judged[i]
+		if !j.apply || j.c != c || j.offset <= stop || comesBack(status[j.offset]) {
+			continue
+		}
+		if c.sets == nil {
+			c.sets = &settledSets{}
+		}
+		c.sets.settled.Add(j.offset, j.offset)
+		m.emitSettled(c, 0, j.offset)
+		if status[j.offset] != Completed {
+			c.sets.other.Add(j.offset, j.offset)
+			m.emitSettled(c, 1, j.offset)
+		}
+	}
+}
+
+func (m *Machine) emitSettled(c *cursor, set byte, offset uint64) {
+	e := append(m.b.Effects, effectSettle)
+	e = appendUvarints(e, c.p.q.id, c.p.id, c.g.id)
+	e = append(e, set)
+	m.b.Effects = putString(e, oneRange(offset))
+}
+
+// releaseAfter ends the lease when something of it was refused or dead
+// lettered, or when its batch is done.
+func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, result byte, firstNack, lastDone int) {
+	l := c.lease
+	done := l != nil && c.committed >= int64(l.end)
+	if !nacked && !done {
+		return
+	}
+	if done && !nacked {
+		c.retries = 0
+	}
+	if l == nil {
+		return
+	}
+	live := m.now < l.expires
+	c.released = &releasedLease{id: l.id, result: result}
+	m.clearLease(c)
+	if !live {
+		return
+	}
+	if nacked {
+		p.items[firstNack].LeaseReleased = true
+	} else if lastDone >= 0 {
+		p.items[lastDone].LeaseReleased = true
+	}
+}
+
+// fileLetters files what is to be dead-lettered and marks what is dropped.
+func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool) {
+	done := map[uint64]bool{}
+	for i := range p.items {
+		j := &p.judged[i]
+		it := &p.items[i]
+		if !j.apply || j.c != c || it.Status == Completed {
+			continue
+		}
+		s := status[j.offset]
+		if s == Completed || comesBack(s) || it.Status != s {
+			continue
+		}
+		if s == Failed && !c.p.q.opts.DeadLetters() {
+			it.Dropped = true
+			continue
+		}
+		it.DLQ = true
+		if done[j.offset] {
+			continue
+		}
+		done[j.offset] = true
+		reason := it.Error
+		if reason == "" {
+			reason = "Retries exhausted"
+		}
+		n := call.needAt(need{kind: needMessage, queue: c.p.q.id, partition: c.p.id, offset: j.offset})
+		retries := int64(0)
+		if s == Failed {
+			retries = c.p.q.opts.RetryLimit
+		}
+		m.fileLetter(&deadLetter{
+			q: c.p.q, partitionID: c.p.id, partition: c.p.name, offset: j.offset, group: c.g.name,
+			err: reason, retries: retries, failed: m.now,
+		}, n.data)
+	}
+}
+
+// inlineValue is the largest value that a row keeps itself; larger ones are
+// value records that the row names (F20).
+const inlineValue = 256
+
+// fileLetter makes a dead letter of a message's encoded content.
+func (m *Machine) fileLetter(l *deadLetter, content []byte) {
+	l.id = m.letterID()
+	if len(content) <= inlineValue {
+		l.message = content
+	} else {
+		l.value = m.s.meta.value
+		m.s.meta.value++
+		m.b.Value(l.value, l.q.id, content)
+	}
+	m.s.letters[l.id] = l
+	l.q.letters.Set(string(l.id[:]), l)
+	if p := m.s.partitions[l.partitionID]; p != nil {
+		p.letters++
+	}
+	m.put(l)
+}
+
+// letterID is a UUIDv7 of broker time whose random part is a counter: it is
+// unique, and orders dead letters by the time they were filed.
+func (m *Machine) letterID() (id [16]byte) {
+	n := m.s.meta.letter
+	m.s.meta.letter++
+	ms := uint64(m.now / 1000)
+	for i := range 6 {
+		id[i] = byte(ms >> (40 - 8*i))
+	}
+	sub := uint64(m.now%1000) * 4
+	id[6], id[7] = 0x70|byte(sub>>8), byte(sub)
+	for i := range 8 {
+		id[8+i] = byte(n >> (56 - 8*i))
+	}
+	id[8] = 0x80 | id[8]&0x3f
+	return id
+}

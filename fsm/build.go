@@ -1,0 +1,197 @@
+package fsm
+
+import (
+	"bytes"
+	"container/heap"
+	"slices"
+)
+
+// Ready ends loading and replay and builds what is derived from the rows.
+// dedupSince is the time up to which ids are found in sealed files only.
+func (m *Machine) Ready(dedupSince int64) error {
+	m.dedup.SetSince(dedupSince)
+	m.build()
+	return nil
+}
+
+// build makes name look-ups, ready lists and heaps from the rows. Objects that
+// lost their parent while a fuzzy checkpoint was replayed are dropped here.
+func (m *Machine) build() {
+	s := m.s
+	s.queueName = map[string]*queue{}
+	s.queueOrder.Clear()
+	s.dead = nil
+	m.wakes, m.expiries, m.due, m.leases = nil, nil, nil, nil
+	m.now = s.time
+	for _, id := range sortedIDs(s.queues) {
+		q := s.queues[id]
+		if !q.exists {
+			m.forgetQueue(q)
+			continue
+		}
+		m.buildQueue(q)
+	}
+	s.kv.Scan(func(_ string, k *kvRow) bool {
+		k.heapIdx = -1
+		if k.expires != 0 {
+			heap.Push(&m.expiries, k)
+		}
+		return true
+	})
+	s.timers.Scan(func(_ string, t *timer) bool {
+		t.heapIdx, t.firing = -1, false
+		heap.Push(&m.due, t)
+		return true
+	})
+	m.derived = true
+}
+
+func sortedIDs(queues map[uint64]*queue) []uint64 {
+	ids := make([]uint64, 0, len(queues))
+	for id := range queues {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// forgetQueue drops what hangs on a queue that does not exist.
+func (m *Machine) forgetQueue(q *queue) {
+	for _, p := range q.parts {
+		delete(m.s.partitions, p.id)
+	}
+	for _, g := range q.groups {
+		delete(m.s.groups, g.id)
+	}
+	delete(m.s.queues, q.id)
+}
+
+func (m *Machine) buildQueue(q *queue) {
+	s := m.s
+	if q.deleted {
+		s.dead = append(s.dead, q)
+	} else {
+		s.queueName[q.tenant+q.name] = q
+		s.queueOrder.Set(q.tenant+q.name, q)
+	}
+	q.sortParts()
+	q.groups = slices.DeleteFunc(q.groups, func(g *group) bool {
+		if !g.exists {
+			delete(s.groups, g.id)
+		}
+		return !g.exists
+	})
+	slices.SortFunc(q.groups, func(a, b *group) int { return compareID(a.id, b.id) })
+	q.byName, q.byGroup = make(map[string]*partition, len(q.parts)), map[string]*group{}
+	for _, g := range q.groups {
+		q.byGroup[g.name] = g
+		g.readyHead, g.readyTail, g.ready, g.sweep = nil, nil, 0, 0
+	}
+	q.parts = slices.DeleteFunc(q.parts, func(p *partition) bool {
+		if !p.exists {
+			delete(s.partitions, p.id)
+		}
+		return !p.exists
+	})
+	for _, p := range q.parts {
+		q.byName[p.name] = p
+		p.letters, p.delay = 0, nil
+		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
+		if q.deleted {
+			continue
+		}
+		for _, c := range p.cursors {
+			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx = nil, nil, false, 0, -1
+			if l := c.lease; l != nil {
+				c.lease = nil
+				m.setLease(c, l)
+			}
+			m.refresh(c)
+		}
+	}
+	q.letters.Scan(func(_ string, l *deadLetter) bool {
+		if p := s.partitions[l.partitionID]; p != nil {
+			p.letters++
+		}
+		return true
+	})
+}
+
+// Heaps of what becomes due by time. Each object stands in its heap at most
+// once and knows its place, so that renewing a lease or a lifetime moves it
+// instead of leaving a stale entry behind.
+
+type wakeHeap []*cursor
+
+func (h wakeHeap) Len() int           { return len(h) }
+func (h wakeHeap) Less(i, j int) bool { return h[i].wakeAt < h[j].wakeAt }
+func (h wakeHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = int32(i), int32(j)
+}
+func (h *wakeHeap) Push(x any) {
+	c := x.(*cursor)
+	c.heapIdx = int32(len(*h))
+	*h = append(*h, c)
+}
+func (h *wakeHeap) Pop() any {
+	old := *h
+	c := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	c.heapIdx = -1
+	return c
+}
+
+type expiryHeap []*kvRow
+
+func (h expiryHeap) Len() int           { return len(h) }
+func (h expiryHeap) Less(i, j int) bool { return h[i].expires < h[j].expires }
+func (h expiryHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = int32(i), int32(j)
+}
+func (h *expiryHeap) Push(x any) {
+	k := x.(*kvRow)
+	k.heapIdx = int32(len(*h))
+	*h = append(*h, k)
+}
+func (h *expiryHeap) Pop() any {
+	old := *h
+	k := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	k.heapIdx = -1
+	return k
+}
+
+type dueHeap []*timer
+
+func (h dueHeap) Len() int { return len(h) }
+func (h dueHeap) Less(i, j int) bool {
+	if h[i].deliverAt != h[j].deliverAt {
+		return h[i].deliverAt < h[j].deliverAt
+	}
+	return h[i].updated < h[j].updated || h[i].updated == h[j].updated && h[i].key < h[j].key
+}
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = int32(i), int32(j)
+}
+func (h *dueHeap) Push(x any) {
+	t := x.(*timer)
+	t.heapIdx = int32(len(*h))
+	*h = append(*h, t)
+}
+func (h *dueHeap) Pop() any {
+	old := *h
+	t := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	t.heapIdx = -1
+	return t
+}
+
+func sortLetters(all []*deadLetter) {
+	slices.SortFunc(all, func(a, b *deadLetter) int { return -bytes.Compare(a.id[:], b.id[:]) })
+}

@@ -1,0 +1,213 @@
+package fsm
+
+import (
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// capture is a checkpoint being taken: the rows that were dirty when it began,
+// or (full) all rows. Rows are encoded when their turn comes, so a row may hold
+// effects of entries planned meanwhile; effects are absolute, so replaying from
+// the capture's start converges.
+type capture struct {
+	active  bool
+	full    *rowWalk
+	objects []rowObject
+	next    int
+	deletes []string
+	ranges  [][2]string
+	meta    bool
+}
+
+// BeginCapture starts a capture.
+func (m *Machine) BeginCapture(full bool) {
+	m.capture = capture{active: true, objects: m.dirty, deletes: m.dirtyDeletes, ranges: m.dirtyRanges}
+	m.dirty, m.dirtyDeletes, m.dirtyRanges = nil, nil, nil
+	if full {
+		m.capture.full = &rowWalk{}
+	}
+}
+
+// CaptureSome emits about max rows and reports whether all are out.
+func (m *Machine) CaptureSome(max int, put func(key, value []byte), deleteRange func(lo, hi []byte)) bool {
+	c := &m.capture
+	if !c.meta {
+		c.meta = true
+		put([]byte{rowMeta}, m.s.encodeMeta(nil))
+		if c.full == nil {
+			m.captureDeletes(put, deleteRange)
+		}
+	}
+	if c.full != nil {
+		return m.s.walk(c.full, max, func(o rowObject) { m.captureRow(o, put) })
+	}
+	for ; c.next < len(c.objects) && max > 0; max-- {
+		m.captureRow(c.objects[c.next], put)
+		c.next++
+	}
+	return c.next == len(c.objects)
+}
+
+// captureDeletes goes first: what was made again after its deletion is dirty,
+// and its row follows.
+func (m *Machine) captureDeletes(put func(key, value []byte), deleteRange func(lo, hi []byte)) {
+	for _, r := range m.capture.ranges {
+		deleteRange([]byte(r[0]), []byte(r[1]))
+	}
+	for _, key := range m.capture.deletes {
+		switch key[0] {
+		case rowKV:
+			if _, live := m.s.kv.Get(key[1:]); live {
+				continue
+			}
+		case rowTimer:
+			if _, live := m.s.timers.Get(key[1:]); live {
+				continue
+			}
+		}
+		put([]byte(key), nil)
+	}
+}
+
+func (m *Machine) captureRow(o rowObject, put func(key, value []byte)) {
+	o.setDirty(false)
+	if !o.alive() {
+		return
+	}
+	buf := o.appendKey(m.scratch[:0])
+	n := len(buf)
+	buf = o.encode(buf)
+	m.scratch = buf
+	put(buf[:n], buf[n:])
+	if c, ok := o.(*cursor); ok {
+		c.chunkRows(put)
+	}
+}
+
+// EndCapture tells how the capture ended. After false its rows count as
+// changed again.
+func (m *Machine) EndCapture(ok bool) {
+	c := m.capture
+	m.capture = capture{}
+	if ok || !c.active {
+		return
+	}
+	for _, o := range c.objects {
+		m.touch(o)
+	}
+	m.dirtyDeletes = append(c.deletes, m.dirtyDeletes...)
+	m.dirtyRanges = append(c.ranges, m.dirtyRanges...)
+}
+
+// rowWalk is a place in the walk over all rows: kind by kind, in key order
+// where that is cheap. Rows that appear behind it are not visited.
+type rowWalk struct {
+	stage  int
+	queues []uint64
+	qi     int
+	part   uint64 // next partition id of queues[qi]
+	key    string
+	begun  bool
+}
+
+// walk calls fn for about max further rows and reports whether it is through.
+func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
+	if w.queues == nil {
+		w.queues = sortedIDs(s.queues)
+	}
+	for max > 0 {
+		switch w.stage {
+		case 0:
+			if !s.walkQueues(w, &max, fn) {
+				w.stage = 1
+			}
+		case 1, 2:
+			var last string
+			n := 0
+			visit := func(key string, o rowObject) bool {
+				if w.begun && key == w.key {
+					return true
+				}
+				fn(o)
+				last = key
+				n++
+				return n < max
+			}
+			if w.stage == 1 {
+				s.kv.Ascend(w.key, func(key string, k *kvRow) bool { return visit(key, k) })
+			} else {
+				s.timers.Ascend(w.key, func(key string, t *timer) bool { return visit(key, t) })
+			}
+			if n < max {
+				w.stage++
+				w.key, w.begun = "", false
+			} else {
+				w.key, w.begun = last, true
+			}
+			max -= n
+		default:
+			return true
+		}
+	}
+	return w.stage > 2
+}
+
+// walkQueues visits queues with their groups and letters, then their
+// partitions with their cursors. It reports whether there is more.
+func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
+	for w.qi < len(w.queues) && *max > 0 {
+		q := s.queues[w.queues[w.qi]]
+		if q == nil {
+			w.qi, w.part = w.qi+1, 0
+			continue
+		}
+		if w.part == 0 {
+			w.part = 1
+			fn(q)
+			for _, g := range q.groups {
+				fn(g)
+			}
+			q.letters.Scan(func(_ string, l *deadLetter) bool { fn(l); return true })
+			*max -= 1 + len(q.groups) + q.letters.Len()
+		}
+		i, _ := slices.BinarySearchFunc(q.parts, w.part, func(p *partition, id uint64) int { return compareID(p.id, id) })
+		for ; i < len(q.parts) && *max > 0; i++ {
+			p := q.parts[i]
+			fn(p)
+			for _, c := range p.cursors {
+				if c.row {
+					fn(c)
+				}
+			}
+			*max -= 1 + len(p.cursors)
+			w.part = p.id + 1
+		}
+		if i == len(q.parts) {
+			w.qi, w.part = w.qi+1, 0
+		}
+	}
+	return w.qi < len(w.queues)
+}
+
+// Digest is a hash of the whole state: the sum of the hashes of its rows. Two
+// machines that applied the same entries have the same digest.
+func (m *Machine) Digest() uint64 {
+	sum := xxhash.Sum64(m.s.encodeMeta([]byte{rowMeta}))
+	var buf []byte
+	add := func(key, value []byte) {
+		buf = putString(buf[:0], key)
+		sum += xxhash.Sum64(append(buf, value...))
+	}
+	m.s.walk(&rowWalk{}, 1<<62, func(o rowObject) {
+		if !o.alive() {
+			return
+		}
+		key := o.appendKey(nil)
+		add(key, o.encode(nil))
+		if c, ok := o.(*cursor); ok {
+			c.chunkRows(add)
+		}
+	})
+	return sum
+}

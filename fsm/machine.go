@@ -1,0 +1,471 @@
+package fsm
+
+import (
+	"container/heap"
+
+	"queen/index"
+	"queen/internal/entry"
+)
+
+// Config are the limits and paces of a machine. Zero fields get the defaults
+// named here.
+type Config struct {
+	EntryBytes            int              // largest planned part of a command; 96 MiB
+	CycleBytes            int              // a cycle ends when its entry has reached this; 1 MiB
+	DefaultMode           SubscriptionMode // where a group starts that does not say; new
+	DedupBytes            int64            // memory for recent transactionIds; 256 MiB
+	TimersOff             bool             // never fire
+	TimerTick             int64            // shortest time between two firing passes, microseconds; 50,000
+	TimerFireBatch        int              // timers a pass; 256
+	TimerFireBytes        int              // message bytes a pass; 4 MiB
+	TimerBackoffMin       int64            // microseconds; 1 s
+	TimerBackoffMax       int64            // microseconds; 60 s
+	TimerTransientBackoff int64            // microseconds, after a failure that was not the timer's; 1 s
+	TimerMaxAttempts      int64            // counted attempts before a timer is filed; 5
+	KVSweepEvery          int64            // microseconds; 1 s
+	KVSweepLimit          int              // rows a pass; 512
+	KVReadBytes           int              // value bytes that one call reads; 4 MiB
+}
+
+func (c *Config) defaults() {
+	set := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	set64 := func(v *int64, def int64) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	set(&c.EntryBytes, 96<<20)
+	set(&c.CycleBytes, 1<<20)
+	if c.DefaultMode == SubscribeDefault {
+		c.DefaultMode = SubscribeNew
+	}
+	set64(&c.DedupBytes, 256<<20)
+	set64(&c.TimerTick, 50_000)
+	set(&c.TimerFireBatch, 256)
+	set(&c.TimerFireBytes, 4<<20)
+	set64(&c.TimerBackoffMin, 1_000_000)
+	set64(&c.TimerBackoffMax, 60_000_000)
+	set64(&c.TimerTransientBackoff, 1_000_000)
+	set64(&c.TimerMaxAttempts, 5)
+	set64(&c.KVSweepEvery, 1_000_000)
+	set(&c.KVSweepLimit, 512)
+	set(&c.KVReadBytes, 4<<20)
+}
+
+// Machine plans calls on the state and applies entries to it. All methods
+// belong to one goroutine. A machine that leads runs ahead of commit by the
+// entries it has planned.
+type Machine struct {
+	cfg   Config
+	s     *State
+	dedup *index.DedupMemory
+
+	leading bool
+	derived bool // what build makes is there
+
+	// The cycle being planned.
+	now     int64
+	b       entry.Builder
+	metaWas counters
+	done    []*Call // answered when the cycle's entry has committed
+	instant []*Call // answered at once
+	prepare []*Call
+	backlog []*Call  // left over when a cycle was full
+	hot     []*group // to be served at the end of the cycle
+	later   []*group // to be served in the next cycle
+	scratch []byte
+
+	// What becomes due by time.
+	wakes     wakeHeap
+	expiries  expiryHeap
+	due       dueHeap
+	deadlines deadlineHeap
+	nextFire  int64
+	nextSweep int64
+	leases    map[[16]byte]*lease  // by id; those of one pop are chained
+	orphans   map[string][]*waiter // waiting pops of queues that were deleted
+	parkedN   int
+	released  bool // ReleaseParked came: nothing waits any more
+
+	// Rows that changed since the last checkpoint.
+	dirty        []rowObject
+	dirtyDeletes []string
+	dirtyRanges  [][2]string
+	capture      capture
+}
+
+// New makes a machine with an empty state.
+func New(cfg Config) *Machine {
+	cfg.defaults()
+	return &Machine{
+		cfg: cfg, s: newState(), dedup: index.NewDedupMemory(cfg.DedupBytes),
+		orphans: map[string][]*waiter{}, derived: true,
+	}
+}
+
+// Plan is the outcome of a planning cycle; see the machine interface of the
+// log that drives this one.
+type Plan struct {
+	Data        []byte
+	Answer      func(err error)
+	Now         func()
+	Prepare     []*Call
+	Wake        int64
+	More        bool
+	SealThrough int64
+}
+
+// Lead tells that calls will be planned here from now on.
+func (m *Machine) Lead(uint64) {
+	m.leading = true
+	if !m.derived {
+		m.build()
+	}
+}
+
+// Follow tells that this node no longer plans: what waits is answered with
+// ErrNotLeader.
+func (m *Machine) Follow() {
+	m.leading = false
+	for _, w := range m.takeParked() {
+		w.call.Done(ErrNotLeader)
+	}
+	for _, c := range m.backlog {
+		c.Done(ErrNotLeader)
+	}
+	m.backlog = nil
+}
+
+// Time is the time of the newest entry that the state holds.
+func (m *Machine) Time() int64 { return m.s.time }
+
+// SealedThrough tells that every append with a time at or below t is in a
+// sealed file, so its id can be found on disk.
+func (m *Machine) SealedThrough(t int64) { m.dedup.Evict(t) }
+
+// View is the state, for reads on the machine's goroutine.
+func (m *Machine) View() *State { return m.s }
+
+// Parked is the number of pops that wait.
+func (m *Machine) Parked() int { return m.parkedN }
+
+// DedupBytes is the memory that recent transactionIds use.
+func (m *Machine) DedupBytes() int64 { return m.dedup.Bytes() }
+
+// verdict is what becomes of a call in the cycle that planned it.
+type verdict uint8
+
+const (
+	answered verdict = iota // with the cycle's entry, or a confirmation of leadership
+	instantly
+	again // when lookups have been made
+	parked
+)
+
+// Plan judges calls in order at broker time now, and then whatever is owed by
+// itself: due timers, expired keys, waiting pops.
+func (m *Machine) Plan(now int64, calls []*Call) Plan {
+	m.begin(now)
+	m.wakeCursors()
+	if len(m.backlog) > 0 {
+		calls = append(m.backlog, calls...)
+		m.backlog = nil
+	}
+	for i, c := range calls {
+		if m.b.Size() >= m.cfg.CycleBytes {
+			m.backlog = append(m.backlog, calls[i:]...)
+			break
+		}
+		m.route(c, m.plan(c))
+	}
+	m.fireTimers()
+	m.sweepKeys()
+	m.sweepDead()
+	m.serve()
+	return m.finish()
+}
+
+func (m *Machine) begin(now int64) {
+	m.now = now
+	m.b.Reset()
+	m.metaWas = m.s.meta
+	m.done, m.instant, m.prepare = nil, nil, nil
+	for _, g := range m.later {
+		m.heat(g)
+	}
+	m.later = m.later[:0]
+}
+
+func (m *Machine) route(c *Call, v verdict) {
+	switch v {
+	case answered:
+		m.done = append(m.done, c)
+	case instantly:
+		m.instant = append(m.instant, c)
+	case again:
+		m.prepare = append(m.prepare, c)
+	case parked:
+	}
+}
+
+func (m *Machine) plan(c *Call) verdict {
+	switch b := c.Body.(type) {
+	case *Txn:
+		return m.planTxn(c, b)
+	case *Pop:
+		return m.planPop(c, b)
+	case *Push:
+		return m.planPush(c, b)
+	case *Ack:
+		return m.planAck(c, b)
+	case *Extend:
+		return m.planExtend(b, c.Tenant)
+	case *KV:
+		return m.planKV(c.Tenant, b)
+	case *Timers:
+		return m.planTimers(c.Tenant, b)
+	case *HandBack:
+		return m.planHandBack(b)
+	case *fire:
+		return m.planFire(c, b)
+	case *Configure:
+		return m.planConfigure(c.Tenant, b)
+	case *DeleteQueue:
+		return m.planDeleteQueue(c.Tenant, b)
+	case *ReplayDeadLetter:
+		return m.planReplay(c, b)
+	case *PurgeDeadLetters:
+		return m.planPurge(c.Tenant, b)
+	case *Read:
+		b.Do(m.s)
+		return answered
+	case *ReleaseParked:
+		m.released = true
+		for _, w := range m.takeParked() {
+			m.instant = append(m.instant, w.call)
+		}
+		return instantly
+	default:
+		panic("fsm: a call without a known body")
+	}
+}
+
+// ReleaseParked answers every waiting pop as empty, now and from now on: the
+// broker stops.
+type ReleaseParked struct{}
+
+func (m *Machine) finish() Plan {
+	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0, SealThrough: m.dedup.WantSealed()}
+	if m.s.meta != m.metaWas {
+		m.putRaw([]byte{rowMeta}, m.s.encodeMeta(m.scratch[:0]))
+	}
+	if !m.b.Empty() {
+		m.s.time = m.now
+		p.Data = m.b.Encode(m.now)
+	}
+	if done := m.done; len(done) > 0 {
+		p.Answer = func(err error) { answerAll(done, err) }
+	}
+	if instant := m.instant; len(instant) > 0 {
+		p.Now = func() { answerAll(instant, nil) }
+	}
+	return p
+}
+
+func answerAll(calls []*Call, err error) {
+	for _, c := range calls {
+		c.Done(err)
+	}
+}
+
+// nextWake is when Plan has something to do without a call.
+func (m *Machine) nextWake() int64 {
+	wake := int64(0)
+	at := func(t int64) {
+		if wake == 0 || t < wake {
+			wake = t
+		}
+	}
+	if len(m.wakes) > 0 {
+		at(m.wakes[0].wakeAt)
+	}
+	if len(m.deadlines) > 0 {
+		at(m.deadlines[0].pop.deadline)
+	}
+	if len(m.due) > 0 && !m.cfg.TimersOff {
+		at(max(m.due[0].deliverAt, m.nextFire))
+	}
+	if len(m.expiries) > 0 {
+		at(max(m.expiries[0].expires, m.nextSweep))
+	}
+	if len(m.s.dead) > 0 {
+		at(m.now + 1)
+	}
+	return wake
+}
+
+// rowObject is an object of the state that is one row (a cursor: one row and
+// those of its sets).
+type rowObject interface {
+	appendKey(dst []byte) []byte
+	encode(dst []byte) []byte
+	alive() bool
+	setDirty(bool) (was bool)
+}
+
+func (m *Machine) touch(o rowObject) {
+	if !o.setDirty(true) {
+		m.dirty = append(m.dirty, o)
+	}
+}
+
+func (m *Machine) touchQueue(q *queue)         { m.touch(q) }
+func (m *Machine) touchPartition(p *partition) { m.touch(p) }
+func (m *Machine) touchGroup(g *group)         { m.touch(g) }
+func (m *Machine) touchCursor(c *cursor)       { m.touch(c) }
+func (m *Machine) touchLetter(l *deadLetter)   { m.touch(l) }
+func (m *Machine) touchKV(k *kvRow)            { m.touch(k) }
+func (m *Machine) touchTimer(t *timer)         { m.touch(t) }
+
+// put emits the effect that an object's row is now what the object says.
+func (m *Machine) put(o rowObject) {
+	m.touch(o)
+	buf := o.appendKey(m.scratch[:0])
+	n := len(buf)
+	buf = o.encode(buf)
+	m.scratch = buf
+	m.putRaw(buf[:n], buf[n:])
+}
+
+func (m *Machine) putRaw(key, value []byte) {
+	e := append(m.b.Effects, effectPut)
+	e = putString(e, key)
+	m.b.Effects = putString(e, value)
+}
+
+// remove emits the effect that an object's row is gone.
+func (m *Machine) remove(o rowObject) {
+	key := o.appendKey(m.scratch[:0])
+	m.scratch = key
+	m.b.Effects = putString(append(m.b.Effects, effectDelete), key)
+	m.dirtyDeletes = append(m.dirtyDeletes, string(key))
+}
+
+func (m *Machine) removeRange(lo, hi []byte) {
+	e := putString(append(m.b.Effects, effectDeleteRange), lo)
+	m.b.Effects = putString(e, hi)
+	m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
+}
+
+func (q *queue) appendKey(dst []byte) []byte      { return queueKey(dst, q) }
+func (p *partition) appendKey(dst []byte) []byte  { return partitionKey(dst, p) }
+func (g *group) appendKey(dst []byte) []byte      { return groupKey(dst, g) }
+func (c *cursor) appendKey(dst []byte) []byte     { return cursorKey(dst, c) }
+func (l *deadLetter) appendKey(dst []byte) []byte { return letterKey(dst, l) }
+func (k *kvRow) appendKey(dst []byte) []byte      { return append(append(dst, rowKV), k.key...) }
+func (t *timer) appendKey(dst []byte) []byte      { return append(append(dst, rowTimer), t.key...) }
+
+func (q *queue) alive() bool      { return q.exists }
+func (p *partition) alive() bool  { return p.exists }
+func (g *group) alive() bool      { return g.exists }
+func (c *cursor) alive() bool     { return c.row }
+func (l *deadLetter) alive() bool { return !l.dead }
+func (k *kvRow) alive() bool      { return !k.dead }
+func (t *timer) alive() bool      { return !t.dead }
+
+func swap(b *bool, v bool) bool { was := *b; *b = v; return was }
+
+func (q *queue) setDirty(v bool) bool      { return swap(&q.dirty, v) }
+func (p *partition) setDirty(v bool) bool  { return swap(&p.dirty, v) }
+func (g *group) setDirty(v bool) bool      { return swap(&g.dirty, v) }
+func (c *cursor) setDirty(v bool) bool     { return swap(&c.dirty, v) }
+func (l *deadLetter) setDirty(v bool) bool { return swap(&l.dirty, v) }
+func (k *kvRow) setDirty(v bool) bool      { return swap(&k.dirty, v) }
+func (t *timer) setDirty(v bool) bool      { return swap(&t.dirty, v) }
+
+// newQueue creates a queue with the labels and lease time of its maker.
+func (m *Machine) newQueue(tenant, name string, opts Options) *queue {
+	q := &queue{
+		id: m.s.meta.queue, tenant: tenant, name: name, opts: opts, created: m.now, exists: true,
+		byName: map[string]*partition{}, byGroup: map[string]*group{},
+	}
+	m.s.meta.queue++
+	m.s.queues[q.id] = q
+	m.s.queueName[tenant+name] = q
+	m.s.queueOrder.Set(tenant+name, q)
+	m.put(q)
+	m.adoptOrphans(q)
+	return q
+}
+
+// pushQueue finds a queue, or creates it as a push does.
+func (m *Machine) pushQueue(tenant, name string) *queue {
+	if q := m.s.findQueue(tenant, name); q != nil {
+		return q
+	}
+	opts := DefaultOptions()
+	opts.LeaseTime = PushLeaseTime
+	opts.Namespace, opts.Task = labels(name)
+	return m.newQueue(tenant, name, opts)
+}
+
+// labels are the first and second dot-separated part of a queue's name; an
+// undotted name is its own namespace.
+func labels(name string) (namespace, task string) {
+	dot := -1
+	for i := range len(name) {
+		if name[i] != '.' {
+			continue
+		}
+		if dot >= 0 {
+			return name[:dot], name[dot+1 : i]
+		}
+		dot = i
+	}
+	if dot < 0 {
+		return name, ""
+	}
+	return name[:dot], name[dot+1:]
+}
+
+func (m *Machine) pushPartition(q *queue, name string) *partition {
+	if p := q.byName[name]; p != nil {
+		return p
+	}
+	p := &partition{id: m.s.meta.partition, q: q, name: name, created: m.now, exists: true}
+	m.s.meta.partition++
+	m.s.partitions[p.id] = p
+	q.parts = append(q.parts, p)
+	q.byName[name] = p
+	m.put(p)
+	return p
+}
+
+// setWake places a cursor in the heap of things to look at again; 0 takes it out.
+func (m *Machine) setWake(c *cursor, at int64) {
+	if c.wakeAt == at {
+		return
+	}
+	c.wakeAt = at
+	switch {
+	case at == 0 && c.heapIdx >= 0:
+		heap.Remove(&m.wakes, int(c.heapIdx))
+	case at == 0:
+	case c.heapIdx >= 0:
+		heap.Fix(&m.wakes, int(c.heapIdx))
+	default:
+		heap.Push(&m.wakes, c)
+	}
+}
+
+func (m *Machine) wakeCursors() {
+	for len(m.wakes) > 0 && m.wakes[0].wakeAt <= m.now {
+		c := m.wakes[0]
+		m.setWake(c, 0)
+		m.refresh(c)
+	}
+}

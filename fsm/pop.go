@@ -1,0 +1,707 @@
+package fsm
+
+import (
+	"container/heap"
+
+	"queen/index"
+)
+
+// waiter is a pop in the waiting list of its group. Pops that do not wait
+// stand there too, until the end of the cycle that planned them: so all are
+// served in arrival order, and with what the same cycle has pushed.
+type waiter struct {
+	call    *Call
+	pop     *Pop
+	g       *group
+	heapIdx int
+	gone    bool // served, or answered empty
+	effects bool // its group was registered in this cycle
+}
+
+// waiters is the waiting list of a group, in arrival order.
+type waiters struct {
+	list   []*waiter
+	pinned int // those that name a partition
+}
+
+type deadlineHeap []*waiter
+
+func (h deadlineHeap) Len() int           { return len(h) }
+func (h deadlineHeap) Less(i, j int) bool { return h[i].pop.deadline < h[j].pop.deadline }
+func (h deadlineHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = i, j
+}
+func (h *deadlineHeap) Push(x any) {
+	w := x.(*waiter)
+	w.heapIdx = len(*h)
+	*h = append(*h, w)
+}
+func (h *deadlineHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	w.heapIdx = -1
+	return w
+}
+
+// maxLeaseSeconds bounds a lease, so that its end stays within the range of
+// broker time: 10 years.
+const maxLeaseSeconds = 10 * 365 * 86400
+
+func (m *Machine) planPop(c *Call, p *Pop) verdict {
+	p.Claims = nil
+	if c.Gone.Load() {
+		return instantly
+	}
+	if !p.parked {
+		p.parked = true
+		p.deadline = m.now + p.WaitMicros
+	}
+	if p.Queue == "" {
+		return m.planDiscovery(c, p)
+	}
+	q := m.pushQueue(c.Tenant, p.Queue)
+	g, registered := m.ensureGroup(q, p)
+	m.takeStarts(c, g)
+	w := &waiter{call: c, pop: p, g: g, heapIdx: -1, effects: registered}
+	g.waiters.add(w)
+	heap.Push(&m.deadlines, w)
+	m.parkedN++
+	m.heat(g)
+	return parked
+}
+
+func (ws *waiters) add(w *waiter) {
+	ws.list = append(ws.list, w)
+	if w.pop.Partition != "" {
+		ws.pinned++
+	}
+}
+
+// heat notes that a group is to be served at the end of the cycle.
+func (m *Machine) heat(g *group) {
+	if !g.pending {
+		g.pending = true
+		m.hot = append(m.hot, g)
+	}
+}
+
+// ensureGroup registers a group at its first contact with a queue. Where it
+// starts is decided here, once.
+func (m *Machine) ensureGroup(q *queue, p *Pop) (*group, bool) {
+	if g := q.byGroup[p.Group]; g != nil {
+		return g, false
+	}
+	mode := p.Mode
+	if mode == SubscribeDefault {
+		mode = m.cfg.DefaultMode
+	}
+	if p.Group == QueueMode {
+		mode = SubscribeAll
+	}
+	return m.newGroup(q, p.Group, mode, p.From), true
+}
+
+func (m *Machine) newGroup(q *queue, name string, mode SubscriptionMode, from int64) *group {
+	g := &group{
+		id: m.s.meta.group, q: q, name: name, mode: mode, created: m.now,
+		startPartition: m.s.meta.partition, exists: true,
+	}
+	if mode == SubscribeFrom {
+		g.from = from
+	}
+	m.s.meta.group++
+	m.s.groups[g.id] = g
+	q.groups = append(q.groups, g)
+	q.byGroup[name] = g
+	m.put(g)
+	return g
+}
+
+// serve answers the pops that can be answered: those of groups where something
+// became ready or a pop came, then those whose time is over.
+func (m *Machine) serve() {
+	for i := 0; i < len(m.hot); i++ { // serving may heat another group
+		g := m.hot[i]
+		g.pending = false
+		if !g.q.deleted {
+			m.serveGroup(g)
+		}
+	}
+	m.hot = m.hot[:0]
+	for len(m.deadlines) > 0 && (m.deadlines[0].pop.deadline <= m.now || m.released) {
+		m.dismiss(m.deadlines[0])
+	}
+}
+
+// dismiss answers a pop as empty. Without effects nothing needs confirmation.
+func (m *Machine) dismiss(w *waiter) {
+	m.leave(w)
+	if w.effects {
+		m.done = append(m.done, w.call)
+	} else {
+		m.instant = append(m.instant, w.call)
+	}
+}
+
+// leave takes a pop out of the heap; its group's list drops it at the next pass.
+func (m *Machine) leave(w *waiter) {
+	if w.gone {
+		return
+	}
+	w.gone = true
+	m.parkedN--
+	if w.heapIdx >= 0 {
+		heap.Remove(&m.deadlines, w.heapIdx)
+	}
+	ws := &w.g.waiters
+	if w.pop.Partition != "" {
+		ws.pinned--
+	}
+	if n := len(ws.list); n > 0 && ws.list[n-1] == w {
+		ws.list = ws.list[:n-1] // the common case: a pop that did not wait
+	} else if n > 0 && ws.list[0] == w {
+		ws.list = ws.list[1:]
+	} else if n >= 64 && n > 2*m.parkedN {
+		ws.compact()
+	}
+}
+
+func (ws *waiters) compact() {
+	var kept []*waiter // a new slice: serveGroup may be walking the old one
+	for _, w := range ws.list {
+		if !w.gone {
+			kept = append(kept, w)
+		}
+	}
+	ws.list = kept
+}
+
+// takeParked empties all waiting lists.
+func (m *Machine) takeParked() []*waiter {
+	all := make([]*waiter, 0, len(m.deadlines))
+	for len(m.deadlines) > 0 {
+		w := m.deadlines[0]
+		m.leave(w)
+		all = append(all, w)
+	}
+	return all
+}
+
+func (m *Machine) serveGroup(g *group) {
+	list := g.waiters.list
+	if len(list) == 0 {
+		return
+	}
+	for _, w := range list {
+		if g.ready == 0 && g.waiters.pinned == 0 && !g.sweeping() {
+			break
+		}
+		if w.gone {
+			continue
+		}
+		if w.call.Gone.Load() {
+			m.dismiss(w)
+			continue
+		}
+		m.serveWaiter(w)
+	}
+	if g.waiters.pinned == 0 && len(g.waiters.list) > 0 && g.waiters.list[0].gone {
+		g.waiters.compact()
+	}
+}
+
+// serveWaiter claims for one pop; when something must be looked up on disk
+// first it leaves the list and comes back as a new one.
+func (m *Machine) serveWaiter(w *waiter) {
+	p := w.pop
+	seconds := p.LeaseSeconds
+	if seconds <= 0 {
+		seconds = w.g.q.opts.LeaseTime
+	}
+	lookup := false
+	if p.Partition != "" {
+		lookup = m.claimPinned(w, seconds)
+	} else {
+		lookup = m.claimReady(w.call, p, w.g, seconds)
+	}
+	switch {
+	case len(p.Claims) > 0:
+		m.leave(w)
+		m.done = append(m.done, w.call)
+	case lookup:
+		m.leave(w)
+		m.prepare = append(m.prepare, w.call)
+	}
+}
+
+func (m *Machine) claimPinned(w *waiter, seconds int64) (lookup bool) {
+	part := w.g.q.byName[w.pop.Partition]
+	if part == nil {
+		return false
+	}
+	c := part.cursor(w.g)
+	if c == nil {
+		if c, lookup = m.meet(w.call, part, w.g); c == nil {
+			return lookup
+		}
+		m.refresh(c)
+	}
+	if !c.inReady {
+		return false
+	}
+	return m.claim(w.call, w.pop, c, w.pop.Batch, seconds)
+}
+
+// claimReady claims from the group's ready list until the pop's budgets are
+// used up.
+func (m *Machine) claimReady(c *Call, p *Pop, g *group, seconds int64) (lookup bool) {
+	budget := p.Batch
+	for _, cl := range p.Claims {
+		budget -= cl.Count
+	}
+	if g.ready < p.Partitions {
+		lookup = m.sweepGroup(c, g, p.Partitions)
+	}
+	for tries := g.ready; tries > 0 && g.readyHead != nil && budget > 0 && len(p.Claims) < p.Partitions; tries-- {
+		cur := g.readyHead
+		before := len(p.Claims)
+		if m.claim(c, p, cur, budget, seconds) {
+			return len(p.Claims) == 0
+		}
+		if len(p.Claims) > before {
+			budget -= p.Claims[before].Count
+		}
+	}
+	return lookup && len(p.Claims) == 0
+}
+
+// claim gives a pop what a ready cursor can deliver. It reports whether
+// something must be looked up on disk first.
+func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64) (lookup bool) {
+	first := c.firstUnsettled()
+	limit, _, unknown := m.visible(call, c.p, first)
+	if unknown {
+		return true
+	}
+	cl := c.batch(first, limit, budget)
+	if cl == nil {
+		m.refresh(c)
+		return false
+	}
+	p.Claims = append(p.Claims, cl)
+	cl.Attempt = 1
+	if p.CommitOnDelivery {
+		m.settleThrough(c, cl.To)
+		m.keep(c)
+		m.refresh(c)
+		return false
+	}
+	c.attempt++
+	if c.firstTry != first || c.attempt < 1 {
+		c.attempt, c.firstTry = 1, first
+	}
+	cl.Attempt = int(c.attempt)
+	// 1% more than asked for: the slew of broker time ends no lease early (F14).
+	seconds = min(seconds, maxLeaseSeconds)
+	cl.Expires = m.now + seconds*1_010_000
+	cl.Batch = &Batch{}
+	m.setLease(c, &lease{id: p.LeaseID, from: first, end: cl.To, expires: cl.Expires, worker: p.Worker, batch: cl.Batch})
+	m.keep(c)
+	m.refresh(c)
+	return false
+}
+
+// batch is what a cursor delivers of [first, limit), at most budget messages.
+func (c *cursor) batch(first, limit uint64, budget int) *Claim {
+	if first >= limit || budget < 1 {
+		return nil
+	}
+	cl := &Claim{
+		Queue: c.p.q.name, Partition: c.p.name, QueueID: c.p.q.id, PartitionID: c.p.id, From: first,
+	}
+	if c.sets == nil {
+		cl.Count = int(min(limit-first, uint64(budget)))
+		cl.To = first + uint64(cl.Count) - 1
+		return cl
+	}
+	holes := 0
+	for o := first; o < limit && cl.Count < budget; {
+		if c.sets.settled.Contains(o) {
+			next := c.sets.settled.NextAbsent(o)
+			cl.Settled = append(cl.Settled, index.Range{Lo: o, Hi: next - 1})
+			o = next
+			continue
+		}
+		cl.To, holes = o, len(cl.Settled)
+		cl.Count++
+		o++
+	}
+	cl.Settled = cl.Settled[:holes]
+	return cl
+}
+
+// settleThrough moves a cursor so that everything at or below offset is
+// settled, and past what was settled above it already.
+func (m *Machine) settleThrough(c *cursor, offset uint64) {
+	c.committed = max(c.committed, int64(offset))
+	m.absorb(c)
+}
+
+func (m *Machine) absorb(c *cursor) {
+	if c.sets == nil {
+		return
+	}
+	c.committed = int64(c.sets.settled.NextAbsent(uint64(c.committed+1))) - 1
+	c.dropSettled()
+}
+
+// setLease gives a cursor a lease and notes it under its id.
+func (m *Machine) setLease(c *cursor, l *lease) {
+	m.clearLease(c)
+	c.lease = l
+	l.c = c
+	if m.leases == nil {
+		m.leases = map[[16]byte]*lease{}
+	}
+	l.sibling = m.leases[l.id]
+	m.leases[l.id] = l
+}
+
+func (m *Machine) clearLease(c *cursor) {
+	l := c.lease
+	if l == nil {
+		return
+	}
+	c.lease = nil
+	head := m.leases[l.id]
+	if head == l {
+		if l.sibling == nil {
+			delete(m.leases, l.id)
+		} else {
+			m.leases[l.id] = l.sibling
+		}
+		return
+	}
+	for ; head != nil; head = head.sibling {
+		if head.sibling == l {
+			head.sibling = l.sibling
+			return
+		}
+	}
+}
+
+// refresh puts a cursor into its group's ready list or takes it out, and sets
+// when to look again. It is called after every change that can matter.
+func (m *Machine) refresh(c *cursor) {
+	first := c.firstUnsettled()
+	if first >= c.p.next {
+		m.unready(c)
+		m.setWake(c, 0)
+		return
+	}
+	at := c.delayUntil
+	if c.lease != nil {
+		at = max(at, c.lease.expires)
+	}
+	if at <= m.now {
+		limit, wake, unknown := m.visible(nil, c.p, first)
+		if unknown || limit > first {
+			m.setWake(c, 0)
+			m.makeReady(c)
+			return
+		}
+		at = wake
+	}
+	m.unready(c)
+	m.setWake(c, at)
+}
+
+func (m *Machine) makeReady(c *cursor) {
+	m.heat(c.g)
+	if c.inReady {
+		return
+	}
+	g := c.g
+	c.inReady, c.prev, c.succ = true, g.readyTail, nil
+	if g.readyTail == nil {
+		g.readyHead = c
+	} else {
+		g.readyTail.succ = c
+	}
+	g.readyTail = c
+	g.ready++
+}
+
+func (m *Machine) unready(c *cursor) {
+	if !c.inReady {
+		return
+	}
+	g := c.g
+	if c.prev == nil {
+		g.readyHead = c.succ
+	} else {
+		c.prev.succ = c.succ
+	}
+	if c.succ == nil {
+		g.readyTail = c.prev
+	} else {
+		c.succ.prev = c.prev
+	}
+	c.prev, c.succ, c.inReady = nil, nil, false
+	g.ready--
+}
+
+// sweepSlice bounds how many partitions one pop looks at to find cursors that
+// do not exist yet (F24).
+const sweepSlice = 256
+
+// sweeping reports whether partitions of the queue have not been looked at.
+func (g *group) sweeping() bool {
+	return g.mode != SubscribeNew && g.sweep < len(g.q.parts)
+}
+
+// sweepGroup looks at the next partitions that were there before the group
+// was, and makes cursors (without rows) for those with messages for it.
+func (m *Machine) sweepGroup(c *Call, g *group, want int) (lookup bool) {
+	for n := 0; n < sweepSlice && g.sweeping() && g.ready < want; n++ {
+		p := g.q.parts[g.sweep]
+		if p.id >= g.startPartition {
+			g.sweep = len(g.q.parts) // later ones meet the group by their first append
+			return lookup
+		}
+		if p.cursor(g) == nil {
+			cur, need := m.meet(c, p, g)
+			if need {
+				lookup = true
+				if len(c.needs) >= 64 {
+					return true
+				}
+				// Go on collecting: the next pass takes what was found.
+				return m.askStarts(c, g)
+			}
+			if cur != nil {
+				m.refresh(cur)
+			}
+		}
+		g.sweep++
+	}
+	if g.sweeping() && g.ready < want {
+		m.later = append(m.later, g) // go on in the next cycle
+	}
+	return lookup
+}
+
+// askStarts asks for the start offsets of the next unmet partitions.
+func (m *Machine) askStarts(c *Call, g *group) bool {
+	for i := g.sweep; i < len(g.q.parts) && len(c.needs) < 64; i++ {
+		if p := g.q.parts[i]; p.id < g.startPartition && p.cursor(g) == nil {
+			m.meet(c, p, g)
+		}
+	}
+	return true
+}
+
+// meet makes the cursor of a group and a partition that was there before it,
+// when the partition holds messages for the group: for SubscribeFrom that
+// takes a look-up of a time.
+func (m *Machine) meet(c *Call, p *partition, g *group) (cur *cursor, lookup bool) {
+	if p.next == p.start {
+		return nil, false
+	}
+	switch {
+	case p.id >= g.startPartition || g.mode == SubscribeAll:
+		return m.newCursor(p, g, int64(p.start)-1), false
+	case g.mode == SubscribeNew || p.lastAppend < g.from:
+		return nil, false
+	}
+	n := c.needAt(need{kind: needTime, queue: p.q.id, partition: p.id, time: g.from})
+	if n == nil {
+		return nil, true
+	}
+	if !n.found {
+		return nil, false
+	}
+	return m.newCursor(p, g, int64(max(n.at, p.start))-1), false
+}
+
+// takeStarts makes cursors from the start offsets that a pop has looked up.
+func (m *Machine) takeStarts(c *Call, g *group) {
+	for i := range c.needs {
+		n := &c.needs[i]
+		if n.kind != needTime || !n.done {
+			continue
+		}
+		p := m.s.partitions[n.partition]
+		if p == nil || p.q != g.q || p.cursor(g) != nil {
+			continue
+		}
+		if cur, _ := m.meet(c, p, g); cur != nil {
+			m.refresh(cur)
+		}
+	}
+}
+
+// planDiscovery claims from every queue whose labels match, by name. It never waits.
+func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
+	seconds := p.LeaseSeconds
+	if seconds <= 0 {
+		seconds = 60
+	}
+	lookup := false
+	m.s.queueOrder.Ascend(c.Tenant, func(_ string, q *queue) bool {
+		if q.tenant != c.Tenant {
+			return false
+		}
+		if p.MatchNamespace && q.opts.Namespace != p.Namespace || p.MatchTask && q.opts.Task != p.Task {
+			return true
+		}
+		g, _ := m.ensureGroup(q, p)
+		m.takeStarts(c, g)
+		need := m.claimReady(c, p, g, seconds)
+		lookup = lookup || need
+		return len(p.Claims) < p.Partitions && p.left() > 0
+	})
+	if lookup && len(p.Claims) == 0 {
+		return again
+	}
+	return answered
+}
+
+func (p *Pop) left() int {
+	n := p.Batch
+	for _, cl := range p.Claims {
+		n -= cl.Count
+	}
+	return n
+}
+
+// planHandBack ends the leases of a pop that nobody received; the attempt does
+// not count.
+func (m *Machine) planHandBack(h *HandBack) verdict {
+	for _, cl := range h.Claims {
+		p := m.s.partitions[cl.PartitionID]
+		if p == nil || p.q.deleted {
+			continue
+		}
+		for _, c := range p.cursors {
+			if c.lease == nil || c.lease.id != h.LeaseID {
+				continue
+			}
+			m.clearLease(c)
+			c.attempt = max(c.attempt-1, 0)
+			m.put(c)
+			m.refresh(c)
+		}
+	}
+	return answered
+}
+
+func (m *Machine) planExtend(e *Extend, tenant string) verdict {
+	e.Renewed, e.Expires = 0, 0
+	seconds := min(max(e.Seconds, 1), maxLeaseSeconds)
+	until := m.now + seconds*1_010_000
+	for l := m.leases[e.LeaseID]; l != nil; l = l.sibling {
+		if m.now >= l.expires || l.c.p.q.deleted || l.c.p.q.tenant != tenant {
+			continue
+		}
+		if until > l.expires {
+			l.expires = until
+			m.put(l.c)
+			m.refresh(l.c)
+		}
+		e.Renewed++
+		if e.Expires == 0 || l.expires < e.Expires {
+			e.Expires = l.expires
+		}
+	}
+	return answered
+}
+
+// visibility follows which messages of a partition with delayedProcessing are
+// deliverable: all below through, then run by run. Append times of a partition
+// never decrease, so a later run is never deliverable before an earlier one.
+type visibility struct {
+	through uint64      // every offset below is deliverable
+	runs    []appendRun // consecutive; what follows them is read from disk when its turn comes
+	delay   int64       // the option that this was made for, microseconds
+}
+
+// maxRuns bounds the memory of one partition's append times.
+const maxRuns = 4096
+
+func (r appendRun) end() uint64 { return r.first + uint64(r.count) }
+
+// appended notes the time of an append, while its queue delays.
+func (p *partition) appended(first uint64, now int64) {
+	delay := p.q.opts.DelayedProcessing * 1_000_000
+	if delay == 0 {
+		return
+	}
+	if p.delay == nil || p.delay.delay != delay {
+		p.delay = &visibility{delay: delay}
+	}
+	v := p.delay
+	if n := len(v.runs); n > 0 && (n >= maxRuns || v.runs[n-1].end() != first) {
+		return
+	}
+	v.runs = append(v.runs, appendRun{first, uint32(p.next - first), now})
+}
+
+// visible says up to which offset (exclusive) a partition delivers, and
+// otherwise when to look again. unknown: append times must be read from disk;
+// with a call, the look-up is asked for.
+func (m *Machine) visible(c *Call, p *partition, first uint64) (limit uint64, wake int64, unknown bool) {
+	if w := p.q.opts.WindowBuffer * 1_000_000; w > 0 {
+		if quiet := p.lastAppend + w; m.now < quiet {
+			return 0, quiet, false
+		}
+	}
+	delay := p.q.opts.DelayedProcessing * 1_000_000
+	if delay == 0 || m.now >= p.lastAppend+delay {
+		p.delay = nil
+		return p.next, 0, false
+	}
+	if p.delay == nil || p.delay.delay != delay {
+		p.delay = &visibility{delay: delay}
+	}
+	v := p.delay
+	if c != nil && !v.covers(first) {
+		v.take(c, p, first)
+	}
+	for len(v.runs) > 0 && v.runs[0].time+delay <= m.now {
+		v.through = max(v.through, v.runs[0].end())
+		v.runs = v.runs[1:]
+	}
+	switch {
+	case v.through > first:
+		return v.through, 0, false
+	case v.covers(first):
+		return 0, v.runs[0].time + delay, false
+	case first == p.next-1:
+		return 0, p.lastAppend + delay, false // the newest message: its time is known
+	}
+	if c != nil {
+		c.needAt(need{kind: needTimes, queue: p.q.id, partition: p.id, offset: first})
+	}
+	return 0, 0, true
+}
+
+func (v *visibility) covers(offset uint64) bool {
+	return v.through > offset || len(v.runs) > 0 && v.runs[0].first <= offset
+}
+
+// take puts looked-up append times in the place of what is known.
+func (v *visibility) take(c *Call, p *partition, first uint64) {
+	for i := range c.needs {
+		n := &c.needs[i]
+		if n.kind == needTimes && n.done && n.partition == p.id && n.offset <= first {
+			if len(n.runs) > 0 {
+				v.runs = n.runs
+			}
+			n.done, n.runs = false, nil // used up: asked again when it did not help
+		}
+	}
+}

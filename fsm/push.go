@@ -1,0 +1,229 @@
+package fsm
+
+import (
+	"queen/internal/entry"
+)
+
+// GroupItems sorts the items by partition, keeping request order, and marks
+// repeats inside the call. The edge calls it once, off the loop.
+func (p *Push) GroupItems() {
+	type place struct{ queue, partition string }
+	type key struct {
+		group int
+		txn   string
+	}
+	groups := make(map[place]int, 1)
+	var seen map[key]int
+	if len(p.Items) > 1 {
+		seen = make(map[key]int, len(p.Items))
+	}
+	last, lastAt := place{}, -1
+	for i := range p.Items {
+		it := &p.Items[i]
+		it.DupOf = -1
+		at := place{it.Queue, it.Partition}
+		g := lastAt
+		if g < 0 || at != last {
+			var ok bool
+			if g, ok = groups[at]; !ok {
+				g = len(p.Groups)
+				groups[at] = g
+				p.Groups = append(p.Groups, PushGroup{Queue: it.Queue, Partition: it.Partition})
+			}
+			last, lastAt = at, g
+		}
+		if it.Txn != nil && seen != nil {
+			k := key{g, string(it.Txn)}
+			if first, dup := seen[k]; dup {
+				it.DupOf = first
+			} else {
+				seen[k] = i
+			}
+		}
+		p.Groups[g].Items = append(p.Groups[g].Items, i)
+	}
+}
+
+// planPush stores each group by itself: a duplicate or an append that is too
+// large stops nothing else.
+func (m *Machine) planPush(c *Call, p *Push) verdict {
+	if m.judgePush(c, p) {
+		return again
+	}
+	for i := range p.Groups {
+		m.emitGroup(c.Tenant, p, &p.Groups[i])
+	}
+	return answered
+}
+
+// judgePush sets the status of every item, writing nothing. It reports whether
+// the call has to look ids up on disk first.
+func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
+	for gi := range p.Groups {
+		g := &p.Groups[gi]
+		var part *partition
+		var window int64
+		if q := m.s.findQueue(c.Tenant, g.Queue); q != nil {
+			part = q.byName[g.Partition]
+			window = q.opts.DedupWindowSeconds * 1_000_000
+		}
+		size := 64
+		for _, i := range g.Items {
+			it := &p.Items[i]
+			it.Status = Queued
+			if it.DupOf >= 0 {
+				it.Status = Duplicate
+				continue
+			}
+			size += len(it.Packed)
+			if it.Txn == nil || part == nil || window == 0 {
+				continue
+			}
+			hit, offset, need := m.findDuplicate(c, part, it, window)
+			lookup = lookup || need
+			if hit {
+				it.Status, it.Offset = Duplicate, offset
+				it.PartitionID, it.QueueID = part.id, part.q.id
+				size -= len(it.Packed)
+			}
+		}
+		if size > m.cfg.EntryBytes {
+			for _, i := range g.Items {
+				p.Items[i].Status = Refused
+			}
+		}
+	}
+	return lookup
+}
+
+// findDuplicate looks for a message with the item's transactionId that was
+// appended less than window ago: in memory, and for what memory does not reach
+// back to, in what the call looked up.
+func (m *Machine) findDuplicate(c *Call, p *partition, it *PushItem, window int64) (hit bool, offset uint64, need bool) {
+	hash := entry.MixHash(p.id, it.TxnHash)
+	after := m.now - window
+	m.dedup.Lookup(p.id, hash, it.Txn, func(o uint64, t int64) bool {
+		hit, offset = t > after, o
+		return false // newest first: an older one decides nothing more
+	})
+	if hit {
+		return true, offset, false
+	}
+	since := m.dedup.Since()
+	if after >= since || p.created > since {
+		return false, 0, false
+	}
+	n := c.need(needTxn, p, it.Txn, since)
+	if n == nil {
+		return false, 0, true
+	}
+	for _, h := range n.hits {
+		if h.time > after {
+			return true, h.offset, false
+		}
+	}
+	return false, 0, false
+}
+
+// emitGroup appends the items of one partition that were judged Queued.
+func (m *Machine) emitGroup(tenant string, p *Push, g *PushGroup) {
+	n := 0
+	for _, i := range g.Items {
+		if p.Items[i].Status == Queued {
+			n++
+		}
+	}
+	if n == 0 {
+		m.copyWinners(p, g)
+		return
+	}
+	q := m.pushQueue(tenant, g.Queue)
+	part := m.pushPartition(q, g.Partition)
+	messages := make([][]byte, 0, n)
+	offset := part.next
+	for _, i := range g.Items {
+		it := &p.Items[i]
+		if it.Status != Queued {
+			continue
+		}
+		it.Offset, it.PartitionID, it.QueueID = offset, part.id, q.id
+		messages = append(messages, it.Packed)
+		m.remember(part, it, offset)
+		offset++
+	}
+	m.append(part, messages)
+	m.copyWinners(p, g)
+}
+
+// copyWinners gives repeats inside the call their first one's place.
+func (m *Machine) copyWinners(p *Push, g *PushGroup) {
+	for _, i := range g.Items {
+		it := &p.Items[i]
+		if it.DupOf < 0 {
+			continue
+		}
+		w := &p.Items[it.DupOf]
+		it.Offset, it.PartitionID, it.QueueID = w.Offset, w.PartitionID, w.QueueID
+		if w.Status == Refused {
+			it.Status = Refused
+		}
+	}
+}
+
+func (m *Machine) remember(p *partition, it *PushItem, offset uint64) {
+	txn := it.Txn
+	if txn == nil {
+		txn = it.ID[:]
+	}
+	m.dedup.Add(p.id, offset, entry.MixHash(p.id, it.TxnHash), m.now, txn, it.Txn == nil)
+}
+
+// append adds messages at the end of a partition and tells the groups.
+func (m *Machine) append(p *partition, messages [][]byte) {
+	first := p.next
+	m.b.Append(p.q.id, p.id, first, m.now, len(messages), messages...)
+	previous := p.lastAppend
+	p.next, p.lastAppend = first+uint64(len(messages)), m.now
+	m.touch(p)
+	p.appended(first, m.now)
+	for _, g := range p.q.groups {
+		c := p.cursor(g)
+		if c == nil || !c.row {
+			c = m.firstAppend(p, g, c, first, previous)
+		}
+		if c != nil {
+			m.refresh(c)
+		}
+	}
+}
+
+// firstAppend makes the cursor of a group that meets the partition by an
+// append after the group's start. It returns nil when the start is in what was
+// there before, which a sweep finds out.
+func (m *Machine) firstAppend(p *partition, g *group, c *cursor, first uint64, previous int64) *cursor {
+	if c != nil {
+		m.keep(c) // a sweep has placed it already
+		return c
+	}
+	committed := int64(first) - 1
+	if p.id >= g.startPartition || g.mode == SubscribeAll {
+		committed = int64(p.start) - 1
+	} else if g.mode == SubscribeFrom && first > p.start && g.from <= previous {
+		return nil
+	}
+	c = m.newCursor(p, g, committed)
+	m.keep(c)
+	return c
+}
+
+func (m *Machine) newCursor(p *partition, g *group, committed int64) *cursor {
+	c := &cursor{p: p, g: g, committed: committed, heapIdx: -1}
+	p.cursors = append(p.cursors, c)
+	return c
+}
+
+// keep gives a cursor its row.
+func (m *Machine) keep(c *cursor) {
+	c.row = true
+	m.put(c)
+}

@@ -1,0 +1,255 @@
+package fsm
+
+import (
+	"queen/index"
+
+	"github.com/tidwall/btree"
+)
+
+// State is everything that the log has decided: queues, partitions, groups,
+// cursors, key/value rows, timers, dead letters and the counters that mint
+// ids. It is written by one goroutine only, that of its Machine.
+//
+// Each object below is one row (rows.go) plus what is derived from the rows:
+// name look-ups, ready lists, heaps. While a checkpoint and the log are read,
+// rows may refer to others that are missing or not there yet (a fuzzy
+// checkpoint): such objects stand as placeholders with exists false, and what
+// is derived is built once, at the end (F13).
+type State struct {
+	time int64
+	meta counters
+
+	queueName  map[string]*queue // tenant + name
+	queues     map[uint64]*queue
+	queueOrder btree.Map[string, *queue] // as queueName, for listings
+	partitions map[uint64]*partition
+	groups     map[uint64]*group
+	kv         btree.Map[string, *kvRow]
+	timers     btree.Map[string, *timer]
+	letters    map[[16]byte]*deadLetter
+
+	dead []*queue // deleted, waiting for the sweeper
+}
+
+// counters mint ids. Each names the next one to give out, so a row written
+// later is never below one written earlier.
+type counters struct {
+	queue, partition, group uint64
+	value                   uint64
+	letter                  uint64
+	kvVersion               int64
+}
+
+type queue struct {
+	id           uint64
+	tenant, name string
+	opts         Options
+	created      int64
+	deleted      bool // the row stays until the sweeper has removed the rest
+	exists       bool
+	dirty        bool
+
+	parts    []*partition // by id, which is by creation
+	unsorted bool         // parts are not in order (while loading)
+	byName   map[string]*partition
+	groups   []*group // by id
+	byGroup  map[string]*group
+	letters  btree.Map[string, *deadLetter] // by id, which is by time
+}
+
+type partition struct {
+	id         uint64
+	q          *queue
+	name       string
+	created    int64
+	lastAppend int64
+	next       uint64 // the offset that the next message gets
+	start      uint64 // log start: the lowest retained offset
+	cursors    []*cursor
+	delay      *visibility // delayedProcessing only
+	letters    int32
+	exists     bool
+	dirty      bool
+}
+
+type group struct {
+	id      uint64
+	q       *queue
+	name    string
+	mode    SubscriptionMode
+	from    int64 // SubscribeFrom, microseconds
+	created int64
+	// startPartition is the partition counter when the group registered: a
+	// partition with a lower id existed then.
+	startPartition uint64
+	exists         bool
+	dirty          bool
+
+	// Derived. The ready list holds the cursors that a pop can claim, oldest
+	// first; sweep is how far the queue's partitions have been looked at for
+	// cursors that do not exist yet (all and from only).
+	readyHead, readyTail *cursor
+	ready                int
+	sweep                int
+	waiters              waiters
+	pending              bool // in Machine.hot: something became ready, or a pop came
+}
+
+// cursor is where a group reads a partition: everything at or below committed
+// is settled, and the offsets in sets too.
+type cursor struct {
+	p          *partition
+	g          *group
+	prev, succ *cursor // ready list
+	lease      *lease
+	released   *releasedLease
+	sets       *settledSets
+	committed  int64  // -1: nothing
+	firstTry   uint64 // first offset of the last delivered batch
+	delayUntil int64
+	wakeAt     int64 // when to look again (heap), 0: not in the heap
+	heapIdx    int32
+	attempt    int32 // deliveries of a batch that starts at firstTry
+	retries    int32 // failed acks charged
+	row        bool  // has a row; a cursor without one is derived (a sweep found it)
+	dirty      bool
+	inReady    bool
+}
+
+// settledSets are offsets above committed that are settled: all of them, and
+// those of them that were filed or dropped rather than completed.
+type settledSets struct {
+	settled, other index.OffsetSet
+}
+
+type lease struct {
+	id      [16]byte
+	from    uint64
+	end     uint64 // last offset of the batch
+	expires int64
+	worker  string
+
+	// Not part of the row.
+	batch   *Batch
+	c       *cursor
+	sibling *lease // next lease with the same id: a pop of several partitions has one
+}
+
+// What a lease's release did, for a repeated ack.
+const (
+	releasedCompleted = 1 << iota
+	releasedNacked
+	releasedDead
+)
+
+type releasedLease struct {
+	id     [16]byte
+	result byte
+}
+
+type kvRow struct {
+	key     string // tenant, ns, NUL, key
+	value   []byte
+	version int64
+	expires int64 // 0: never
+	updated int64
+	heapIdx int32
+	dirty   bool
+	dead    bool
+}
+
+type timer struct {
+	key              string // timerRowKey
+	tenant           string
+	queue, partition string
+	name             string
+	deliverAt        int64 // not before; pushed out by back-off
+	due              int64 // as scheduled
+	txn              []byte
+	messageID        [16]byte
+	message          []byte // nil: value
+	value            uint64
+	attempts         int64
+	lastError        string
+	created, updated int64
+	heapIdx          int32
+	dirty            bool
+	dead             bool
+	firing           bool // its value is being read
+}
+
+type deadLetter struct {
+	id          [16]byte
+	q           *queue
+	partitionID uint64
+	partition   string
+	offset      uint64
+	group       string
+	err         string
+	retries     int64
+	failed      int64
+	message     []byte // nil: value in the queue's log
+	value       uint64
+	dirty       bool
+	dead        bool
+}
+
+func newState() *State {
+	return &State{
+		meta:       counters{queue: 1, partition: 1, group: 1, value: 1, letter: 1, kvVersion: 1},
+		queueName:  map[string]*queue{},
+		queues:     map[uint64]*queue{},
+		partitions: map[uint64]*partition{},
+		groups:     map[uint64]*group{},
+		letters:    map[[16]byte]*deadLetter{},
+	}
+}
+
+// findQueue looks a live queue up by name.
+func (s *State) findQueue(tenant, name string) *queue {
+	return s.queueName[tenant+name]
+}
+
+// findPartition looks a partition up by id; another tenant's is not found.
+func (s *State) findPartition(tenant string, id uint64) *partition {
+	p := s.partitions[id]
+	if p == nil || p.q.deleted || p.q.tenant != tenant {
+		return nil
+	}
+	return p
+}
+
+func (p *partition) cursor(g *group) *cursor {
+	for _, c := range p.cursors {
+		if c.g == g {
+			return c
+		}
+	}
+	return nil
+}
+
+// settled reports whether an offset is settled for the cursor's group.
+func (c *cursor) settled(offset uint64) bool {
+	if int64(offset) <= c.committed {
+		return true
+	}
+	return c.sets != nil && c.sets.settled.Contains(offset)
+}
+
+// firstUnsettled is the lowest offset that the group has not settled and that
+// is retained or still to come.
+func (c *cursor) firstUnsettled() uint64 {
+	first := max(uint64(c.committed+1), c.p.start)
+	if c.sets != nil {
+		first = c.sets.settled.NextAbsent(first)
+	}
+	return first
+}
+
+// liveLease is the cursor's lease when it has not expired at now.
+func (c *cursor) liveLease(now int64) *lease {
+	if c.lease != nil && now < c.lease.expires {
+		return c.lease
+	}
+	return nil
+}

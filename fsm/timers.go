@@ -1,0 +1,205 @@
+package fsm
+
+import (
+	"bytes"
+	"container/heap"
+
+	"github.com/cespare/xxhash/v2"
+
+	"queen/internal/entry"
+)
+
+func (m *Machine) planTimers(tenant string, t *Timers) verdict {
+	m.emitTimers(tenant, t.Ops)
+	return answered
+}
+
+// emitTimers applies timer operations: none of them can be refused here.
+func (m *Machine) emitTimers(tenant string, ops []TimerOp) {
+	for i := range ops {
+		op := &ops[i]
+		old, _ := m.s.timers.Get(timerKey(tenant, op.Queue, op.Key))
+		if op.Cancel {
+			op.OK, op.Status, op.OldTxn = false, "absent", op.Txn
+			if old != nil {
+				op.OK, op.Status, op.OldTxn = true, "cancelled", old.txnText()
+				m.deleteTimer(old)
+			}
+			continue
+		}
+		m.schedule(tenant, op, old)
+	}
+}
+
+func (m *Machine) schedule(tenant string, op *TimerOp, old *timer) {
+	op.OK, op.Status = true, "scheduled"
+	t := &timer{
+		key: timerKey(tenant, op.Queue, op.Key), tenant: tenant, queue: op.Queue, partition: op.Partition, name: op.Key,
+		txn: bytes.Clone(op.Txn), messageID: op.MessageID, created: m.now, updated: m.now, heapIdx: -1,
+	}
+	if old != nil {
+		op.Status = "rescheduled"
+		t.created = old.created
+		m.dropTimer(old)
+	}
+	t.due = m.now + clampDelay(op.DelayMs)
+	t.deliverAt = t.due
+	op.DeliverAt = t.due
+	if len(op.Message) <= inlineValue {
+		t.message = bytes.Clone(op.Message) // the call's bytes are the edge's
+	} else {
+		t.value = m.s.meta.value
+		m.s.meta.value++
+		m.b.Value(t.value, 0, op.Message)
+	}
+	m.s.timers.Set(t.key, t)
+	heap.Push(&m.due, t)
+	m.put(t)
+}
+
+// clampDelay turns milliseconds into microseconds within the range of broker time.
+func clampDelay(ms int64) int64 {
+	const longest = 1 << 53
+	if ms <= 0 {
+		return 0
+	}
+	if ms > longest/1000 {
+		return longest
+	}
+	return ms * 1000
+}
+
+func (t *timer) txnText() []byte {
+	if t.txn != nil {
+		return t.txn
+	}
+	return entry.AppendUUID(nil, t.messageID)
+}
+
+// dropTimer takes a timer out of the state; the caller writes its row.
+func (m *Machine) dropTimer(t *timer) {
+	t.dead = true
+	if t.heapIdx >= 0 {
+		heap.Remove(&m.due, int(t.heapIdx))
+	}
+	m.s.timers.Delete(t.key)
+}
+
+func (m *Machine) deleteTimer(t *timer) {
+	m.dropTimer(t)
+	m.remove(t)
+}
+
+// fire is a pass over due timers that had to read payloads or ids from disk first.
+type fire struct {
+	timers []*timer
+}
+
+// fireTimers appends the messages of due timers through the push path, in due
+// order. Those whose payload is a value are read first.
+func (m *Machine) fireTimers() {
+	if m.cfg.TimersOff || len(m.due) == 0 || m.due[0].deliverAt > m.now || m.now < m.nextFire {
+		return
+	}
+	m.nextFire = m.now + m.cfg.TimerTick
+	var batch []*timer
+	size := 0
+	for len(batch) < m.cfg.TimerFireBatch && size < m.cfg.TimerFireBytes && len(m.due) > 0 && m.due[0].deliverAt <= m.now {
+		t := heap.Pop(&m.due).(*timer)
+		t.firing = true
+		batch = append(batch, t)
+		size += max(len(t.message), inlineValue)
+	}
+	c := &Call{Body: &fire{timers: batch}, internal: true, Done: func(error) {}}
+	m.route(c, m.planFire(c, c.Body.(*fire)))
+}
+
+// planFire fires what is still pending; a timer that was cancelled or replaced
+// meanwhile is dead.
+func (m *Machine) planFire(c *Call, f *fire) verdict {
+	lookup := false
+	push := Push{}
+	var fired []*timer
+	for _, t := range f.timers {
+		if t.dead {
+			continue
+		}
+		message := t.message
+		if t.value != 0 {
+			n := c.needAt(need{kind: needValue, value: t.value})
+			if n == nil {
+				lookup = true
+				continue
+			}
+			if n.err != nil {
+				m.retryLater(t)
+				continue
+			}
+			message = n.data
+		}
+		txn := t.txnText()
+		it := PushItem{
+			Queue: t.queue, Partition: t.partition, ID: t.messageID, Txn: t.txn, TxnHash: xxhash.Sum64(txn), Packed: message,
+		}
+		push.Items = append(push.Items, it)
+		fired = append(fired, t)
+	}
+	if lookup {
+		return again
+	}
+	// Timers of one pass may belong to several tenants: fire them one by one,
+	// which keeps due order within a partition.
+	for i, t := range fired {
+		one := Push{Items: push.Items[i : i+1]}
+		one.GroupItems()
+		call := &Call{Tenant: t.tenant, needs: c.needs}
+		if m.judgePush(call, &one) {
+			lookup = true
+			c.needs = call.needs
+			continue
+		}
+		if one.Items[0].Status == Refused {
+			m.fireRefused(t, one.Items[0].Packed, "the push path refuses the message: it is over the largest append")
+			continue
+		}
+		m.emitGroup(t.tenant, &one, &one.Groups[0])
+		m.deleteTimer(t)
+	}
+	if lookup {
+		return again
+	}
+	return answered
+}
+
+// fireRefused counts an attempt of a timer that the push path refused; after
+// the last one it is filed.
+func (m *Machine) fireRefused(t *timer, message []byte, reason string) {
+	t.attempts++
+	t.lastError, t.updated, t.firing = reason, m.now, false
+	if t.attempts < m.cfg.TimerMaxAttempts {
+		delay := m.cfg.TimerBackoffMin
+		for i := int64(1); i < t.attempts && delay < m.cfg.TimerBackoffMax; i++ {
+			delay *= 2
+		}
+		t.deliverAt = m.now + min(delay, m.cfg.TimerBackoffMax)
+		heap.Push(&m.due, t)
+		m.put(t)
+		return
+	}
+	q := m.pushQueue(t.tenant, t.queue)
+	l := &deadLetter{
+		q: q, partition: t.partition, group: TimerGroup, err: reason, retries: t.attempts, failed: m.now,
+	}
+	if p := q.byName[t.partition]; p != nil {
+		l.partitionID = p.id
+	}
+	m.fileLetter(l, message)
+	m.deleteTimer(t)
+}
+
+// retryLater is for what was not the timer's fault: its payload could not be
+// read. No attempt is counted.
+func (m *Machine) retryLater(t *timer) {
+	t.deliverAt, t.firing = m.now+m.cfg.TimerTransientBackoff, false
+	heap.Push(&m.due, t)
+}

@@ -1,0 +1,182 @@
+package fsm
+
+import "fmt"
+
+// Reasons of a rolled-back transaction, as the wire has them.
+const (
+	ReasonRejectedAck    = "rejected_ack"
+	ReasonDuplicate      = "duplicate"
+	ReasonTooLarge       = "too_large"
+	ReasonQueueNotFound  = "queue_not_found"
+	ReasonKVPrecondition = "kv_precondition"
+)
+
+// planTxn judges a step in the fixed order of its checks (acks, pushes,
+// positions, KV, timers, the whole) and only then emits: a refusal needs no
+// undo. Everything it emits is in this cycle's entry.
+func (m *Machine) planTxn(c *Call, t *Txn) verdict {
+	t.Reason, t.Error, t.KVFailed = "", "", -1
+	acks := ackPlan{items: t.Acks, judged: make([]judgement, len(t.Acks))}
+	lookup := false
+	for i := range t.Acks {
+		need := m.judgeAck(c, &acks, i, true)
+		lookup = lookup || need
+	}
+	if lookup {
+		return again
+	}
+	for i := range t.Acks {
+		if it := &t.Acks[i]; !it.Success {
+			t.refuse(ReasonRejectedAck, rejectedText(it))
+			return answered
+		}
+	}
+	if len(t.Push.Items) > 0 {
+		if m.judgePush(c, &t.Push) {
+			return again
+		}
+		if m.refusePush(t) {
+			return answered
+		}
+	}
+	if m.refusePositions(c.Tenant, t) {
+		return answered
+	}
+	if t.KVFailed = m.judgeKV(c.Tenant, t.KV); t.KVFailed >= 0 {
+		t.refuse(ReasonKVPrecondition, "a required KV precondition did not hold")
+		return answered
+	}
+	if m.refuseSize(t) {
+		return answered
+	}
+	if m.needContents(c, &acks) {
+		return again
+	}
+	m.emitTxn(c, t, &acks)
+	return answered
+}
+
+func (t *Txn) refuse(reason, text string) { t.Reason, t.Error = reason, text }
+
+// rejectedText keeps the two texts that callers of the older line look for.
+func rejectedText(it *AckItem) string {
+	if it.Err == errUnresolvable {
+		return "QTXN ack references unknown transactionId; transaction rolled back"
+	}
+	return fmt.Sprintf("QTXN ack of %q rejected: %s; transaction rolled back", it.Txn, it.Err)
+}
+
+func (m *Machine) refusePush(t *Txn) bool {
+	for i := range t.Push.Items {
+		it := &t.Push.Items[i]
+		switch {
+		case it.Status == Refused:
+			t.refuse(ReasonTooLarge, fmt.Sprintf("the pushes to queue %q partition %q are over %d bytes; transaction rolled back",
+				it.Queue, it.Partition, m.cfg.EntryBytes))
+			return true
+		case it.Status == Duplicate && it.DupOf < 0:
+			t.refuse(ReasonDuplicate, fmt.Sprintf("QDUP duplicate messages in queue %q partition %q; transaction rolled back",
+				it.Queue, it.Partition))
+			return true
+		}
+	}
+	return false
+}
+
+// refusePositions checks that every queue exists before the call.
+func (m *Machine) refusePositions(tenant string, t *Txn) bool {
+	size := 0
+	for i := range t.Positions {
+		p := &t.Positions[i]
+		if m.s.findQueue(tenant, p.Queue) == nil {
+			t.refuse(ReasonQueueNotFound, fmt.Sprintf("position names queue %q, which does not exist; transaction rolled back", p.Queue))
+			return true
+		}
+		size += len(p.Queue) + len(p.Partition) + len(p.Group) + len(p.Metadata) + 64
+	}
+	if size > m.cfg.EntryBytes {
+		t.refuse(ReasonTooLarge, fmt.Sprintf("the positions are over %d bytes; transaction rolled back", m.cfg.EntryBytes))
+		return true
+	}
+	return false
+}
+
+// refuseSize checks the KV part, the timers and the whole command.
+func (m *Machine) refuseSize(t *Txn) bool {
+	kv, timers, push := 0, 0, 0
+	for i := range t.KV {
+		kv += len(t.KV[i].Key) + len(t.KV[i].Value) + 128
+	}
+	for i := range t.Timers {
+		timers += len(t.Timers[i].Key) + len(t.Timers[i].Queue) + len(t.Timers[i].Message) + 128
+	}
+	for i := range t.Push.Items {
+		if t.Push.Items[i].Status == Queued {
+			push += len(t.Push.Items[i].Packed)
+		}
+	}
+	for _, part := range []struct {
+		name string
+		size int
+	}{{"KV operations", kv}, {"timers", timers}, {"whole command", kv + timers + push + 128*len(t.Acks)}} {
+		if part.size > m.cfg.EntryBytes {
+			t.refuse(ReasonTooLarge, fmt.Sprintf("the %s: over %d bytes; transaction rolled back", part.name, m.cfg.EntryBytes))
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Machine) emitTxn(c *Call, t *Txn, acks *ackPlan) {
+	for _, cur := range acks.cursors {
+		m.settle(c, acks, cur, true)
+	}
+	for i := range t.Push.Groups {
+		m.emitGroup(c.Tenant, &t.Push, &t.Push.Groups[i])
+	}
+	for i := range t.Positions {
+		m.setPosition(c.Tenant, &t.Positions[i])
+	}
+	m.emitKV(c.Tenant, t.KV)
+	m.emitTimers(c.Tenant, t.Timers)
+	m.readKV(c.Tenant, t.KV)
+}
+
+// setPosition places a group on a partition, or forgets where it was: it then
+// starts again as a group that meets the partition now.
+func (m *Machine) setPosition(tenant string, p *Position) {
+	q := m.s.findQueue(tenant, p.Queue)
+	part := m.pushPartition(q, p.Partition)
+	g, _ := m.ensureGroup(q, &Pop{Group: p.Group, Mode: p.Mode})
+	m.b.Touch(q.id)
+	c := part.cursor(g)
+	if p.Forget {
+		if c == nil {
+			return
+		}
+		p.Offset = part.next
+		if g.mode == SubscribeAll || part.id >= g.startPartition {
+			p.Offset = part.start
+		}
+	}
+	if c == nil {
+		c = m.newCursor(part, g, -1)
+	}
+	m.clearLease(c)
+	m.resetSets(c)
+	c.committed = int64(min(p.Offset, 1<<62)) - 1
+	c.retries, c.attempt, c.delayUntil, c.released = 0, 0, 0, nil
+	m.keep(c)
+	m.refresh(c)
+}
+
+// resetSets empties a cursor's sets: the one removal besides passing offsets.
+func (m *Machine) resetSets(c *cursor) {
+	if c.sets == nil {
+		return
+	}
+	c.sets = nil
+	m.b.Effects = appendUvarints(append(m.b.Effects, effectReset), c.p.q.id, c.p.id, c.g.id)
+	lo, hi := c.settledRange()
+	m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
+}

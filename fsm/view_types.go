@@ -1,0 +1,88 @@
+package fsm
+
+// QueueInfo is what a listing shows of a queue.
+type QueueInfo struct {
+	ID                           uint64
+	Name                         string
+	Created                      int64 // microseconds
+	Options                      Options
+	Partitions                   int
+	Total, Pending, Processing   int64 // retained; behind the slowest group; of these under a live lease
+	Completed, DeadLetters       int64
+	RetainedBytes                int64
+	OldestMessage, NewestMessage int64 // microseconds; 0: none
+}
+
+// PartitionInfo is what a queue's detail shows of a partition.
+type PartitionInfo struct {
+	ID                         uint64
+	Name                       string
+	Created                    int64
+	LogStart, Next             uint64
+	LastAppend                 int64
+	Total, Pending, Processing int64
+	DeadLetters                int64
+}
+
+// DepthInfo is the backlog of a queue, for one group or the slowest.
+type DepthInfo struct {
+	Pending, Processing                int64
+	PartitionsPending, PartitionsReady int64
+	Partitions                         []PartitionDepth
+}
+
+// PartitionDepth is the backlog of one partition.
+type PartitionDepth struct {
+	Name                string
+	Pending, Processing int64
+}
+
+// DeadLetterInfo is one dead letter. Its content is a message as package entry
+// encodes it: Content, or when that is nil the value ContentID in the log of
+// ContentQueue.
+type DeadLetterInfo struct {
+	ID               [16]byte
+	Queue, Partition string
+	QueueID          uint64
+	PartitionID      uint64
+	Offset           uint64
+	Group            string
+	Error            string
+	RetryCount       int64
+	Failed           int64 // microseconds
+	Content          []byte
+	ContentID        uint64
+	ContentQueue     uint64
+}
+
+// DeadLetterFilter selects dead letters; empty strings and zeros match all.
+type DeadLetterFilter struct {
+	Queue, Partition, Group string
+	From, To                int64 // microseconds, inclusive; 0: open
+	Offset, Limit           int
+}
+
+// TimerInfo is one pending timer. Message and ValueID as in DeadLetterInfo
+// (value queue 0).
+type TimerInfo struct {
+	Queue, Partition, Key string
+	DeliverAt             int64
+	Txn                   []byte // text
+	MessageID             [16]byte
+	Attempts              int64
+	LastError             string
+	Created, Updated      int64
+	Message               []byte
+	ValueID               uint64
+}
+
+// Methods of State that the edge calls inside Read (all bounded by the given limits):
+//
+//	Queues(tenant, after string, limit int) []QueueInfo        // by name, after exclusive
+//	Queue(tenant, name string) (QueueInfo, bool)
+//	Partitions(tenant, queue string, offset, limit int) []PartitionInfo
+//	Depth(tenant, queue, group string, hasGroup bool, limit int) (DepthInfo, bool)
+//	DeadLetters(tenant string, f DeadLetterFilter) []DeadLetterInfo   // newest failure first
+//	Timer(tenant, queue, key string) (TimerInfo, bool)
+//	ListTimers(tenant, queue, after string, limit int) (rows []TimerInfo, more bool)
+//	CountTimers(tenant, queue, prefix string) int
