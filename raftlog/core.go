@@ -1,0 +1,437 @@
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"go.etcd.io/raft/v3"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// core is the deterministic part of a group: raft, the state machine, the
+// plans in flight and the checkpoint's progress. It is driven in turns, reads
+// no clock and no file, and starts nothing; what it wants done it says through
+// ports. Everything in it belongs to the loop.
+type core struct {
+	cfg   Config
+	ports ports
+	log   *memLog
+	rn    *raft.RawNode
+	m     Machine
+	now   Times // of the running turn
+	dead  error // why nothing is planned or answered any more
+
+	// raft's view, updated from Ready.
+	isLeader bool
+	term     uint64
+	vote     uint64
+	commit   uint64
+	sentHard State // what the log writer was told last
+
+	// leading: raft leads in leadTerm, an entry of that term was applied, and
+	// the machine was told. The only state in which a plan is made (F1).
+	leading  bool
+	leadTerm uint64
+
+	applied     uint64
+	appliedTerm uint64
+
+	calls    []any
+	clock    brokerTime
+	lastTime int64 // time of the newest planned entry
+	wake     int64 // broker time of the machine's next own work; 0: none
+	more     bool
+
+	planSeq     uint64    // plans with data made so far
+	releasedSeq uint64    // of those, answered
+	unmatched   []planned // proposed, index not known yet; empty between turns
+	inflight    []planned // proposed, not applied; rising index
+	inflightLen int64     // bytes
+
+	reads    []readWait
+	nextRead uint64 // context of the next ReadIndex
+
+	conf      Membership
+	confIndex uint64
+	confSaved uint64
+
+	writes    []int64 // when each outstanding write was issued, oldest first
+	lastWrite int64   // when the newest entry was issued
+	padded    uint64  // durable index that a pad says
+
+	ckpt     checkpoint
+	stopping bool
+}
+
+// planned is a plan with effects on its way through raft.
+type planned struct {
+	seq    uint64
+	term   uint64
+	index  uint64
+	size   int
+	answer func(error)
+}
+
+// readWait is a cycle without effects that waits until it is known to be true.
+type readWait struct {
+	after     uint64 // planSeq before it: those entries come first
+	ask       uint64 // first ReadIndex context that was asked after it was judged
+	confirmed bool
+	index     uint64 // applied must reach it
+	answer    func(error)
+}
+
+// ports are the ways out of the core. None may block or call back.
+type ports struct {
+	write      func(appendRequest)
+	pad        func(commit uint64)
+	saveConf   func(Membership, uint64)
+	send       func([]*pb.Message)
+	prepare    func(calls []any)
+	sealBefore func(t int64)
+	rows       rowsPort
+	fatal      func(error)
+}
+
+// appendRequest is a MsgStorageAppend on its way to the log writer.
+type appendRequest struct {
+	entries   []*pb.Entry
+	hard      bool // term and vote changed
+	term      uint64
+	vote      uint64
+	commit    uint64 // known to the loop when it was sent
+	responses []*pb.Message
+}
+
+// start is what a boot hands to the core.
+type coreStart struct {
+	state   State
+	first   uint64 // footer's from + 1
+	runs    []TermRun
+	last    uint64
+	applied uint64
+	commit  uint64
+	ents    []*pb.Entry // unapplied ones
+	footer  uint64      // from of the newest footer
+}
+
+func newCore(cfg Config, p ports, s coreStart) (*core, error) {
+	hard := &pb.HardState{Term: new(s.state.Term), Vote: new(s.state.Vote), Commit: new(s.commit)}
+	log, err := newMemLog(hard, s.state.Conf.ConfState(), s.first, s.last, s.runs, s.ents)
+	if err != nil {
+		return nil, err
+	}
+	c := &core{
+		cfg: cfg, ports: p, log: log, m: cfg.Machine,
+		term: s.state.Term, vote: s.state.Vote, commit: s.commit, sentHard: s.state,
+		applied: s.applied, appliedTerm: log.term(s.applied), lastTime: cfg.Machine.Time(),
+		conf: s.state.Conf, confIndex: s.state.ConfIndex, confSaved: s.state.ConfIndex,
+		nextRead: 1,
+	}
+	c.ckpt.from = s.footer
+	c.rn, err = raft.NewRawNode(&raft.Config{
+		ID: cfg.NodeID, ElectionTick: electionTicks, HeartbeatTick: heartbeatTicks,
+		Storage: log, Applied: s.applied,
+		AsyncStorageWrites: true, PreVote: true, CheckQuorum: true,
+		DisableProposalForwarding: true,
+		MaxSizePerMsg:             maxSizePerMsg,
+		MaxInflightMsgs:           maxInflightMsgs,
+		MaxCommittedSizePerReady:  maxApplying,
+		Logger:                    raftLogger{cfg.Logger},
+	})
+	return c, err
+}
+
+// fail stops the core: nothing is planned, proposed or answered after it.
+func (c *core) fail(err error) {
+	if c.dead == nil {
+		c.dead = err
+		c.ports.fatal(err)
+	}
+}
+
+// campaign asks for an election at once: the only voter waits for nobody.
+func (c *core) campaign() {
+	if err := c.rn.Campaign(); err != nil {
+		c.cfg.Logger.Warn("campaign refused", "err", err)
+	}
+}
+
+// step takes a message from a peer. A proposal is refused: what is in the log
+// was planned on the state of the node that proposed it (F1).
+func (c *core) step(m *pb.Message) {
+	if c.dead != nil || m.GetType() == pb.MsgProp {
+		return
+	}
+	if err := c.rn.Step(m); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) {
+		c.cfg.Logger.Debug("message not taken", "type", m.GetType().String(), "err", err)
+	}
+}
+
+func (c *core) tick(t Times) {
+	if c.dead != nil {
+		return
+	}
+	c.now = t
+	c.rn.Tick()
+	c.askAgain()
+	if last := c.log.last; last != c.padded && len(c.writes) == 0 && t.Mono-c.lastWrite >= int64(quietBeforePad) {
+		c.padded = last
+		c.ports.pad(c.commit)
+	}
+}
+
+// stopped reports whether a group that stops has nothing left to do.
+func (c *core) stopped() bool {
+	if c.dead != nil {
+		return true
+	}
+	return c.idle() && len(c.writes) == 0 && c.ckpt.phase == ckptIdle && !c.checkpointDue()
+}
+
+// oldestWrite is when the oldest outstanding write was issued; 0: none is.
+func (c *core) oldestWrite() int64 {
+	if len(c.writes) == 0 {
+		return 0
+	}
+	return c.writes[0]
+}
+
+// wakeAt is the broker time at which the machine wants a turn; 0: none.
+func (c *core) wakeAt() int64 {
+	if !c.leading || c.stopping || c.dead != nil {
+		return 0
+	}
+	return c.wake
+}
+
+func (c *core) brokerNow() int64 { return c.clock.at(c.now) }
+
+// written takes the log writer's word that a request is durable, in order.
+func (c *core) written(r appendRequest) {
+	if c.dead != nil {
+		return
+	}
+	c.writes = c.writes[1:]
+	c.log.append(r.entries)
+	for _, m := range r.responses {
+		if m.GetTo() != c.cfg.NodeID {
+			c.ports.send([]*pb.Message{m})
+			continue
+		}
+		if err := c.rn.Step(m); err != nil {
+			c.fail(fmt.Errorf("raft refused a response of its own log: %w", err))
+			return
+		}
+	}
+}
+
+// submit queues calls for the next cycle.
+func (c *core) submit(calls []any) { c.calls = append(c.calls, calls...) }
+
+// turn does everything that can be done now. It reports whether it should be
+// called again at once.
+func (c *core) turn(t Times) (again bool) {
+	if c.dead != nil {
+		return false
+	}
+	c.now = t
+	c.ready()
+	planned := c.planAll()
+	c.releaseReads()
+	again = c.checkpointStep(planned)
+	return (again || c.wantsPlan()) && c.dead == nil
+}
+
+// ready takes out of raft whatever it has, until it has nothing more.
+func (c *core) ready() {
+	for c.dead == nil && c.rn.HasReady() {
+		rd := c.rn.Ready()
+		if rd.HardState != nil && !raft.IsEmptyHardState(rd.HardState) {
+			c.term, c.vote, c.commit = rd.GetTerm(), rd.GetVote(), rd.GetCommit()
+		}
+		if rd.SoftState != nil {
+			c.isLeader = rd.RaftState == raft.StateLeader
+		}
+		c.checkRole()
+		c.match(rd.Entries)
+		c.deliver(rd.Messages)
+		for _, rs := range rd.ReadStates {
+			c.confirm(rs)
+		}
+	}
+}
+
+// checkRole follows raft out of leadership. A new term of the same leader is
+// a new leadership.
+func (c *core) checkRole() {
+	if !c.leading || (c.isLeader && c.term == c.leadTerm) {
+		return
+	}
+	c.leading = false
+	c.m.Follow()
+	c.failReads(ErrNotLeader)
+	c.dropCheckpoint("leadership was lost")
+	c.cfg.Logger.Info("no longer leading", slog.Uint64("term", c.term), slog.Int("undecided", len(c.inflight)))
+}
+
+// match gives the plans that were proposed in this turn their indexes, which
+// only Ready knows: raft puts entries of its own in between (F1).
+func (c *core) match(ents []*pb.Entry) {
+	for _, e := range ents {
+		if len(c.unmatched) == 0 {
+			return
+		}
+		if e.GetType() != pb.EntryNormal || len(e.GetData()) == 0 {
+			continue
+		}
+		p := c.unmatched[0]
+		if e.GetTerm() != p.term || len(e.GetData()) != p.size {
+			c.fail(fmt.Errorf("entry %d of term %d has %d bytes, the plan proposed in term %d has %d: matching broke",
+				e.GetIndex(), e.GetTerm(), len(e.GetData()), p.term, p.size))
+			return
+		}
+		p.index = e.GetIndex()
+		c.unmatched = c.unmatched[1:]
+		c.inflight = append(c.inflight, p)
+	}
+}
+
+func (c *core) deliver(msgs []*pb.Message) {
+	var peers []*pb.Message
+	for _, m := range msgs {
+		switch m.GetTo() {
+		case raft.LocalAppendThread:
+			c.write(m)
+		case raft.LocalApplyThread:
+			c.apply(m)
+		default:
+			peers = append(peers, m)
+		}
+		if c.dead != nil {
+			return
+		}
+	}
+	if len(peers) > 0 {
+		c.ports.send(peers)
+	}
+}
+
+// write hands a MsgStorageAppend to the log writer. Only a changed term or
+// vote is a hard state worth a write; a commit index is not (F6).
+func (c *core) write(m *pb.Message) {
+	r := appendRequest{entries: m.GetEntries(), commit: c.commit, responses: m.GetResponses()}
+	if m.Term != nil && (m.GetTerm() != c.sentHard.Term || m.GetVote() != c.sentHard.Vote) {
+		r.hard, r.term, r.vote = true, m.GetTerm(), m.GetVote()
+		c.sentHard.Term, c.sentHard.Vote = r.term, r.vote
+	}
+	c.writes = append(c.writes, c.now.Mono)
+	if len(r.entries) > 0 {
+		c.lastWrite = c.now.Mono
+	}
+	c.ports.write(r)
+}
+
+// apply takes committed entries that are durable here. Those that this node
+// planned are in the state already and are answered now; others are applied.
+func (c *core) apply(m *pb.Message) {
+	for _, e := range m.GetEntries() {
+		if err := c.applyEntry(e); err != nil {
+			c.fail(err)
+			return
+		}
+	}
+	for _, r := range m.GetResponses() {
+		if err := c.rn.Step(r); err != nil {
+			c.fail(fmt.Errorf("raft refused that entries were applied: %w", err))
+			return
+		}
+	}
+	c.log.release(c.applied)
+}
+
+func (c *core) applyEntry(e *pb.Entry) error {
+	index, term := e.GetIndex(), e.GetTerm()
+	if index != c.applied+1 {
+		return fmt.Errorf("entry %d handed out after %d", index, c.applied)
+	}
+	own := len(c.inflight) > 0 && c.inflight[0].index == index
+	switch {
+	case own && c.inflight[0].term != term:
+		return c.abandoned(index, term)
+	case own:
+		c.release()
+	case e.GetType() != pb.EntryNormal:
+		if err := c.applyConf(e); err != nil {
+			return err
+		}
+	case len(e.GetData()) > 0:
+		if len(c.inflight) > 0 {
+			return fmt.Errorf("entry %d of term %d was not planned here, and plans from %d on are undecided", index, term, c.inflight[0].index)
+		}
+		if err := c.m.Apply(index, term, e.GetData()); err != nil {
+			return fmt.Errorf("apply entry %d of term %d: %w", index, term, err)
+		}
+		c.lastTime = max(c.lastTime, c.m.Time())
+		c.ckpt.bytes += int64(len(e.GetData()))
+	}
+	c.applied, c.appliedTerm = index, term
+	if c.isLeader && term == c.term && !c.leading {
+		c.lead()
+	}
+	return nil
+}
+
+// lead begins to plan: an entry of this term has been applied, so everything
+// carried over from earlier terms has been, too.
+func (c *core) lead() {
+	c.leading = true
+	c.leadTerm = c.term
+	c.lastTime = max(c.lastTime, c.m.Time())
+	if !c.clock.started {
+		c.clock.start(c.now, c.lastTime)
+	}
+	c.ckpt.led = true // from here on the state runs ahead of commit
+	c.m.Lead(c.term)
+	c.more = true // the machine may owe work since before
+	c.cfg.Logger.Info("leading", slog.Uint64("term", c.term), slog.Uint64("index", c.applied))
+}
+
+// release answers the oldest plan in flight.
+func (c *core) release() {
+	p := c.inflight[0]
+	c.inflight[0] = planned{}
+	c.inflight = c.inflight[1:]
+	if len(c.inflight) == 0 {
+		c.inflight = nil
+	}
+	c.inflightLen -= int64(p.size)
+	c.releasedSeq = p.seq
+	if p.answer != nil {
+		p.answer(nil)
+	}
+}
+
+// abandoned: raft decided an index for somebody else's entry while this
+// machine's state holds the effects of its own. The state must be dropped and
+// read again by the read half of boot, while votes and appends go on (F7).
+// Until that exists the process ends, and its next boot does the same.
+func (c *core) abandoned(index, term uint64) error {
+	return fmt.Errorf("entry %d was planned here in term %d and decided in term %d: the state holds effects that are in no log, restart to read it again: %w",
+		index, c.inflight[0].term, term, ErrAbandoned)
+}
+
+// applyConf applies a membership change once (F6).
+func (c *core) applyConf(e *pb.Entry) error {
+	cc, err := unmarshalConf(e)
+	if err != nil {
+		return err
+	}
+	if e.GetIndex() <= c.confIndex {
+		return nil
+	}
+	c.conf, c.confIndex = MembershipOf(c.rn.ApplyConfChange(cc)), e.GetIndex()
+	c.ports.saveConf(c.conf, c.confIndex)
+	return nil
+}

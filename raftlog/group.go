@@ -1,0 +1,375 @@
+package raftlog
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"queen/index"
+)
+
+// Boot is what recovery found in a data directory and hands to Start. The
+// machine has been loaded, replayed and told that it is ready.
+type Boot struct {
+	Store     *Store
+	Rows      *index.Rows
+	State     State
+	Footer    Footer // of the newest checkpoint; zero when there is none
+	Terms     []TermRun
+	Last      uint64      // newest complete entry
+	Applied   uint64      // newest entry replayed into the machine
+	Commit    uint64      // newest entry known to be committed, >= Applied
+	Unapplied []*pb.Entry // entries (Applied, Last]
+	Replayed  int         // entries replayed that had effects
+	Lock      io.Closer   // closed last
+	// Extra makes the footer's bytes about the logs; recovery reads them back.
+	Extra func(*Store) []byte
+}
+
+// Group is one raft node with its log, its loop and its state machine.
+//
+// Start starts these goroutines, and Stop ends them all: the loop, which is
+// the only one that touches raft and the machine; the log writer and its sync
+// workers; the rows writer; the sealer; and the preparers.
+//
+// Its methods are safe for concurrent use.
+type Group struct {
+	cfg    Config
+	store  *Store
+	boot   Boot
+	core   *core
+	stats  stats
+	reader *reader
+	in     inbox
+	writer *writerLoop
+	rows   *rowsLoop
+	sealer *sealer
+	prep   *preparers
+	failed sync.Once
+
+	stopOnce sync.Once
+	drained  chan struct{} // the loop has ended
+	stopErr  error
+}
+
+// event is what the background goroutines report to the loop.
+type event struct {
+	written     []appendRequest
+	confSaved   uint64
+	rowBytes    int
+	footer      *Footer
+	sealed      bool
+	fn          func()
+	message     *pb.Message
+	stopPlanner bool
+}
+
+// inbox is the way into the loop. One lock hand-over takes everything that
+// has gathered.
+type inbox struct {
+	mu struct {
+		sync.Mutex
+		calls   []any
+		events  []event
+		stopped bool // no calls any more
+		closed  bool // no functions any more
+	}
+	wake chan struct{}
+}
+
+func (in *inbox) signal() {
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Start runs a group on what the boot found. The caller stops it.
+func Start(cfg Config, b Boot) (*Group, error) {
+	cfg = cfg.WithDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	g := &Group{cfg: cfg, store: b.Store, boot: b, drained: make(chan struct{})}
+	g.in.wake = make(chan struct{}, 1)
+	g.reader = &reader{store: b.Store}
+	first := b.Footer.From + 1
+	c, err := newCore(cfg, g.corePorts(), coreStart{
+		state: b.State, first: first, runs: b.Terms, last: b.Last, applied: b.Applied, commit: b.Commit,
+		ents: b.Unapplied, footer: b.Footer.From,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start the group: %w", err)
+	}
+	g.core = c
+	g.core.now = cfg.Clock.Now()
+	g.core.ckpt.last = g.core.now.Mono
+	if b.Replayed > 0 {
+		g.core.ckpt.bytes = 1 // what was replayed is worth a checkpoint
+	}
+	b.Store.SetApplied(b.Applied)
+	w := &logWriter{store: b.Store, stateDir: StateDir(cfg.Dir), state: b.State, last: b.Last, durable: b.Last}
+	g.stats.durable.Store(b.Last)
+	g.writer = startWriter(w, &g.cfg, &g.stats, g.post, g.fatal)
+	g.rows = startRows(b.Rows, func() []byte { return b.Extra(b.Store) }, g.post, g.fatal)
+	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
+	g.prep = startPreparers(cfg.Prepare)
+	if b.State.Conf.OnlyVoter(cfg.NodeID) {
+		c.campaign()
+	}
+	go g.loop()
+	return g, nil
+}
+
+// corePorts joins the core to the goroutines around it.
+func (g *Group) corePorts() ports {
+	return ports{
+		write: func(r appendRequest) {
+			g.stats.entries.Add(uint64(len(r.entries)))
+			g.writer.submit(writerRequest{append: &r})
+		},
+		saveConf: func(m Membership, index uint64) {
+			g.writer.submit(writerRequest{conf: &confRequest{conf: m, index: index}})
+		},
+		pad:        func(commit uint64) { g.writer.submit(writerRequest{pad: commit + 1}) },
+		send:       g.send,
+		prepare:    func(calls []any) { g.prep.submit(calls) },
+		sealBefore: func(t int64) { g.sealer.sealBefore(t) },
+		rows:       lateRows{g},
+		fatal:      g.fatal,
+	}
+}
+
+// lateRows lets the core be made before the rows writer starts.
+type lateRows struct{ g *Group }
+
+func (l lateRows) needsCompaction() bool { return l.g.rows.needsCompaction() }
+func (l lateRows) begin(full bool)       { l.g.rows.begin(full) }
+func (l lateRows) put(b *rowBatch)       { l.g.rows.put(b) }
+func (l lateRows) finish(f Footer)       { l.g.rows.finish(f) }
+func (l lateRows) abandon()              { l.g.rows.abandon() }
+
+func (g *Group) send(msgs []*pb.Message) {
+	if g.cfg.Send != nil {
+		g.cfg.Send(msgs)
+	}
+}
+
+// fatal reports the first fatal error, from any goroutine of the group.
+func (g *Group) fatal(err error) {
+	g.failed.Do(func() {
+		g.stats.failed.Store(true)
+		g.cfg.Logger.Error("the group cannot go on", slog.Any("err", err))
+		g.post(event{fn: func() {
+			if g.core.dead == nil {
+				g.core.dead = err
+			}
+		}})
+		g.cfg.Fatal(err)
+	})
+}
+
+func (g *Group) post(e event) {
+	g.in.mu.Lock()
+	g.in.mu.events = append(g.in.mu.events, e)
+	g.in.mu.Unlock()
+	g.in.signal()
+}
+
+// Submit queues a call for the machine's next Plan. It does not wait; the
+// machine answers. It returns ErrStopped once Stop was called.
+func (g *Group) Submit(call any) error {
+	g.in.mu.Lock()
+	if g.in.mu.stopped {
+		g.in.mu.Unlock()
+		return ErrStopped
+	}
+	g.in.mu.calls = append(g.in.mu.calls, call)
+	first := len(g.in.mu.calls) == 1
+	g.in.mu.Unlock()
+	if first {
+		g.in.signal()
+	}
+	return nil
+}
+
+// Do runs fn on the loop, between turns, and returns when it has run: for
+// readers that need a consistent look at the machine. fn must be short, under
+// 1 ms, and must not call the group.
+func (g *Group) Do(fn func()) error {
+	done := make(chan struct{})
+	g.in.mu.Lock()
+	if g.in.mu.closed {
+		g.in.mu.Unlock()
+		return ErrStopped
+	}
+	g.in.mu.events = append(g.in.mu.events, event{fn: func() { fn(); close(done) }})
+	g.in.mu.Unlock()
+	g.in.signal()
+	<-done
+	return nil
+}
+
+// Step takes a message from a peer.
+func (g *Group) Step(m *pb.Message) { g.post(event{message: m}) }
+
+// Reader reads the queue logs.
+func (g *Group) Reader() Reader { return g.reader }
+
+// loop is the only goroutine that touches the core.
+func (g *Group) loop() {
+	defer close(g.drained)
+	tick, wake := g.cfg.Clock.NewTimer(), g.cfg.Clock.NewTimer()
+	defer tick.Stop()
+	defer wake.Stop()
+	tick.Set(g.cfg.TickInterval)
+	g.core.turn(g.cfg.Clock.Now())
+	for armed := int64(0); ; {
+		select {
+		case <-g.in.wake:
+		case <-tick.C():
+			tick.Set(g.cfg.TickInterval)
+			g.core.tick(g.cfg.Clock.Now())
+			g.sealer.kick()
+		case <-wake.C():
+			armed = 0
+		}
+		if g.turns(tick) {
+			return
+		}
+		if at := g.core.wakeAt(); at != 0 && at != armed {
+			armed = at
+			wake.Set(time.Duration(at-g.core.brokerNow()) * time.Microsecond)
+		}
+	}
+}
+
+// turns runs turns until there is nothing to do. It reports whether the group
+// has stopped.
+func (g *Group) turns(tick Timer) (stopped bool) {
+	for again := true; again; {
+		g.take()
+		begun := g.cfg.Clock.Now()
+		again = g.core.turn(begun)
+		g.store.SetApplied(g.core.applied)
+		g.stats.publish(g.core)
+		if g.cfg.Observer.Hold != nil {
+			g.cfg.Observer.Hold(time.Duration(g.cfg.Clock.Now().Mono - begun.Mono))
+		}
+		if g.core.stopping && g.core.stopped() {
+			return g.close()
+		}
+		if again {
+			select {
+			case <-tick.C():
+				tick.Set(g.cfg.TickInterval)
+				g.core.tick(g.cfg.Clock.Now())
+			default:
+			}
+		}
+	}
+	return false
+}
+
+// close ends the inbox: functions that came too late still run.
+func (g *Group) close() bool {
+	g.in.mu.Lock()
+	g.in.mu.closed = true
+	g.in.mu.Unlock()
+	g.take()
+	return true
+}
+
+// take moves everything that has gathered in the inbox into the core.
+func (g *Group) take() {
+	g.in.mu.Lock()
+	calls, events := g.in.mu.calls, g.in.mu.events
+	g.in.mu.calls, g.in.mu.events = nil, nil
+	g.in.mu.Unlock()
+	c := g.core
+	for i := range events {
+		g.handle(&events[i])
+	}
+	if len(calls) > 0 {
+		c.submit(calls)
+	}
+}
+
+func (g *Group) handle(e *event) {
+	c := g.core
+	for _, r := range e.written {
+		c.written(r)
+	}
+	switch {
+	case e.confSaved != 0:
+		c.confSaved = max(c.confSaved, e.confSaved)
+	case e.rowBytes != 0:
+		c.rowsWritten(e.rowBytes)
+	case e.footer != nil:
+		c.checkpointDone(*e.footer)
+		g.stats.checkpoints.Add(1)
+	case e.sealed:
+		c.m.SealedThrough(g.store.sealedThrough())
+	case e.message != nil:
+		c.step(e.message)
+	case e.fn != nil:
+		e.fn()
+	case e.stopPlanner:
+		c.stopping = true
+	}
+}
+
+// Stop ends the group: no new calls, what is queued is planned, what is in
+// flight is waited for, a last checkpoint is taken so that the next start
+// replays nothing, a pad says what is durable, and files and lock are closed.
+// When ctx ends first, or the group has failed, the rest is skipped; the next
+// start then replays.
+func (g *Group) Stop(ctx context.Context) error {
+	g.stopOnce.Do(func() { g.stopErr = g.stop(ctx) })
+	return g.stopErr
+}
+
+func (g *Group) stop(ctx context.Context) error {
+	g.in.mu.Lock()
+	g.in.mu.stopped = true
+	g.in.mu.Unlock()
+	g.post(event{stopPlanner: true})
+	var err error
+	select {
+	case <-g.drained:
+	case <-ctx.Done():
+		err = fmt.Errorf("stop: work was still in flight: %w", ctx.Err())
+		g.post(event{fn: func() { g.core.dead = ErrStopped }})
+		<-g.drained
+	}
+	g.sealer.stop()
+	g.prep.stop()
+	g.rows.stop()
+	stopped := make(chan error, 1)
+	if err == nil && g.core.dead == nil && g.core.padded != g.core.log.last {
+		g.writer.submit(writerRequest{pad: g.core.commit + 1})
+	}
+	g.writer.submit(writerRequest{stop: func(err error) { stopped <- err }})
+	<-g.writer.done
+	select {
+	case werr := <-stopped:
+		if err == nil {
+			err = werr
+		}
+	default: // it had failed before
+	}
+	if err == nil {
+		err = g.core.dead
+	}
+	for _, closer := range []func() error{g.boot.Rows.Close, g.store.Close, g.boot.Lock.Close} {
+		if cerr := closer(); err == nil {
+			err = cerr
+		}
+	}
+	return err
+}

@@ -1,0 +1,227 @@
+package raftlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+
+	"queen/index"
+	"queen/internal/entry"
+)
+
+var (
+	// ErrNoLog: nothing was ever written for this queue.
+	ErrNoLog = errors.New("the queue has no log")
+	// ErrNoValue: no log holds this value.
+	ErrNoValue = errors.New("the value is not in the log")
+)
+
+// refPage is how many appends are looked up at once.
+const refPage = 64
+
+// reader reads the queue logs. A position is looked up, the record read and
+// checked against what was asked for; when it does not fit, the file was
+// replaced in between, and it is looked up once more.
+type reader struct{ store *Store }
+
+var _ Reader = (*reader)(nil)
+
+var bufs = sync.Pool{New: func() any { return new([]byte) }}
+
+func (r *reader) log(queue uint64) (*QueueLog, error) {
+	q := r.store.find(r.store.opt.Layout.Log(queue))
+	if q == nil {
+		return nil, fmt.Errorf("queue %d: %w", queue, ErrNoLog)
+	}
+	return q, nil
+}
+
+// ReadMessages implements Reader.
+func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset uint64, timeMicros int64, m *entry.Message) error) error {
+	q, err := r.log(queue)
+	if err != nil {
+		return err
+	}
+	buf := bufs.Get().(*[]byte)
+	defer bufs.Put(buf)
+	for from <= to {
+		refs, err := q.Index.Range(partition, from, refPage)
+		if err != nil {
+			return fmt.Errorf("queue %d partition %d offset %d: %w", queue, partition, from, err)
+		}
+		if len(refs) == 0 || refs[0].First > to {
+			return nil
+		}
+		for _, ref := range refs {
+			if ref.First > to {
+				return nil
+			}
+			if err := q.readAppend(ref, queue, from, to, buf, fn); err != nil {
+				return err
+			}
+			from = ref.First + uint64(ref.Count)
+		}
+	}
+	return nil
+}
+
+// readAppend reads one append and calls fn for its messages in [from, to].
+func (q *QueueLog) readAppend(ref index.AppendRef, queue, from, to uint64, buf *[]byte, fn func(uint64, int64, *entry.Message) error) error {
+	a, err := q.appendAt(ref, queue, buf)
+	if err != nil {
+		again, found, ferr := q.Index.Find(ref.Partition, ref.First)
+		if ferr != nil || !found || again == ref {
+			return err
+		}
+		if a, err = q.appendAt(again, queue, buf); err != nil {
+			return err
+		}
+	}
+	return eachMessage(&a, func(offset uint64, m *entry.Message) error {
+		if offset < from || offset > to {
+			return nil
+		}
+		return fn(offset, a.Time, m)
+	})
+}
+
+// appendAt reads the append record at ref and checks that it is the one.
+func (q *QueueLog) appendAt(ref index.AppendRef, queue uint64, buf *[]byte) (entry.Append, error) {
+	body, _, err := q.Log.ReadAt(ref.Seq, ref.Pos, *buf)
+	if err != nil {
+		return entry.Append{}, fmt.Errorf("log q%d: %w", q.ID, err)
+	}
+	*buf = body[:0]
+	rec, err := entry.ParseRecord(body)
+	if err != nil {
+		return entry.Append{}, fmt.Errorf("log q%d file %d pos %d: %w", q.ID, ref.Seq, ref.Pos, err)
+	}
+	a := rec.Append
+	if rec.Kind != entry.KindAppend || a.Queue != queue || a.Partition != ref.Partition || a.First != ref.First {
+		return a, fmt.Errorf("log q%d file %d pos %d: expected an append of queue %d partition %d at offset %d, found kind %d queue %d partition %d offset %d",
+			q.ID, ref.Seq, ref.Pos, queue, ref.Partition, ref.First, rec.Kind, a.Queue, a.Partition, a.First)
+	}
+	return a, nil
+}
+
+func eachMessage(a *entry.Append, fn func(offset uint64, m *entry.Message) error) error {
+	rest := a.Messages
+	for i := range uint64(a.Count) {
+		m, r, err := entry.NextMessage(rest)
+		if err != nil {
+			return err
+		}
+		rest = r
+		if err := fn(a.First+i, &m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AppendTimes implements Reader.
+func (r *reader) AppendTimes(queue, partition, from uint64, max int) ([]AppendTime, error) {
+	q, err := r.log(queue)
+	if err != nil {
+		return nil, err
+	}
+	refs, err := q.Index.Range(partition, from, max)
+	out := make([]AppendTime, 0, len(refs))
+	for _, ref := range refs {
+		out = append(out, AppendTime{First: ref.First, Count: ref.Count, Time: ref.Time})
+	}
+	return out, err
+}
+
+// FindTime implements Reader.
+func (r *reader) FindTime(queue, partition uint64, t int64) (offset uint64, ok bool, err error) {
+	q, err := r.log(queue)
+	if errors.Is(err, ErrNoLog) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	return q.Index.FindTime(partition, t)
+}
+
+// FindTxn implements Reader.
+func (r *reader) FindTxn(queue, partition uint64, txn []byte, fn func(offset uint64, timeMicros int64, id [16]byte) bool) error {
+	q, err := r.log(queue)
+	if errors.Is(err, ErrNoLog) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	buf := bufs.Get().(*[]byte)
+	defer bufs.Put(buf)
+	var failed error
+	var text []byte
+	err = q.Index.FindTxn(partition, entry.TxnHash(partition, txn), func(offset uint64) bool {
+		ref, found, err := q.Index.Find(partition, offset)
+		if err != nil {
+			failed = err
+			return false
+		}
+		if !found || offset < ref.First {
+			return true // no longer kept
+		}
+		more := true
+		err = q.readAppend(ref, queue, offset, offset, buf, func(offset uint64, t int64, m *entry.Message) error {
+			if text = m.AppendTxn(text[:0]); bytes.Equal(text, txn) {
+				more = fn(offset, t, m.ID)
+			}
+			return nil
+		})
+		if err != nil {
+			failed = err
+			return false
+		}
+		return more
+	})
+	return errors.Join(err, failed)
+}
+
+// Value implements Reader. A value without a queue rides in the lowest log of
+// its entry, which its id does not name: the system log is asked first, then
+// the others.
+func (r *reader) Value(id, queue uint64) ([]byte, error) {
+	if queue != 0 {
+		q, err := r.log(queue)
+		if err != nil {
+			return nil, err
+		}
+		v, ok, err := q.value(id)
+		if err == nil && !ok {
+			err = fmt.Errorf("value %d of queue %d: %w", id, queue, ErrNoValue)
+		}
+		return v, err
+	}
+	for _, q := range r.store.Logs() {
+		if v, ok, err := q.value(id); ok || err != nil {
+			return v, err
+		}
+	}
+	return nil, fmt.Errorf("value %d: %w", id, ErrNoValue)
+}
+
+func (q *QueueLog) value(id uint64) ([]byte, bool, error) {
+	seq, pos, ok, err := q.Index.FindValue(id)
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	body, _, err := q.Log.ReadAt(seq, pos, nil)
+	if err != nil {
+		return nil, false, fmt.Errorf("log q%d: %w", q.ID, err)
+	}
+	rec, err := entry.ParseRecord(body)
+	if err != nil {
+		return nil, false, fmt.Errorf("log q%d file %d pos %d: %w", q.ID, seq, pos, err)
+	}
+	if rec.Kind != entry.KindValue || rec.Value.ID != id {
+		return nil, false, fmt.Errorf("log q%d file %d pos %d: expected value %d, found kind %d value %d", q.ID, seq, pos, id, rec.Kind, rec.Value.ID)
+	}
+	return rec.Value.Data, true, nil
+}

@@ -1,0 +1,91 @@
+package raftlog
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"queen/index"
+)
+
+// rowsLoop is the goroutine that writes checkpointed rows. The core hands it
+// slices in order and hears of the footer; an error of the disk is fatal.
+type rowsLoop struct {
+	rows  *index.Rows
+	extra func() []byte // what the footer says about the logs
+	post  func(event)
+	fatal func(error)
+	in    chan rowsRequest
+	done  chan struct{}
+	half  atomic.Bool // half of the rows file is dead
+}
+
+// rowsRequest is one step; exactly one field is set.
+type rowsRequest struct {
+	begin   *bool // full
+	put     *rowBatch
+	finish  *Footer
+	abandon bool
+}
+
+// rowsQueue is how many slices may wait: more than the core's backlog limit
+// lets through.
+const rowsQueue = maxRowBacklog/batchOverhead + 16
+
+func startRows(rows *index.Rows, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
+	l := &rowsLoop{rows: rows, extra: extra, post: post, fatal: fatal, in: make(chan rowsRequest, rowsQueue), done: make(chan struct{})}
+	l.half.Store(rows.NeedsCompaction())
+	go l.run()
+	return l
+}
+
+func (l *rowsLoop) stop() {
+	close(l.in)
+	<-l.done
+}
+
+func (l *rowsLoop) run() {
+	defer close(l.done)
+	for r := range l.in {
+		if err := l.do(r); err != nil {
+			l.fatal(fmt.Errorf("the checkpoint cannot be written: %w", err))
+			for range l.in { // the loop must not block on a full queue
+			}
+			return
+		}
+	}
+}
+
+func (l *rowsLoop) do(r rowsRequest) error {
+	switch {
+	case r.begin != nil:
+		return l.rows.Begin(*r.begin)
+	case r.put != nil:
+		err := r.put.each(func(op rowOp, x, y []byte) error {
+			switch {
+			case op.ranged:
+				return l.rows.DeleteRange(x, y)
+			case op.deleted:
+				return l.rows.Delete(x)
+			}
+			return l.rows.Put(x, y)
+		})
+		l.post(event{rowBytes: r.put.bytes()})
+		return err
+	case r.finish != nil:
+		f := r.finish
+		err := l.rows.Finish(index.Footer{From: f.From, To: f.To, FromTerm: f.FromTerm, ToTerm: f.ToTerm, Time: f.Time, Extra: l.extra()})
+		if err == nil {
+			l.half.Store(l.rows.NeedsCompaction())
+			l.post(event{footer: f})
+		}
+		return err
+	default:
+		return l.rows.Abandon()
+	}
+}
+
+func (l *rowsLoop) needsCompaction() bool { return l.half.Load() }
+func (l *rowsLoop) begin(full bool)       { l.in <- rowsRequest{begin: &full} }
+func (l *rowsLoop) put(b *rowBatch)       { l.in <- rowsRequest{put: b} }
+func (l *rowsLoop) finish(f Footer)       { l.in <- rowsRequest{finish: &f} }
+func (l *rowsLoop) abandon()              { l.in <- rowsRequest{abandon: true} }

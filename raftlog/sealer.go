@@ -1,0 +1,243 @@
+package raftlog
+
+import (
+	"fmt"
+	"sync"
+
+	"queen/index"
+	"queen/internal/entry"
+)
+
+// sealer makes the side tables of rolled files in the background, and keeps
+// the unsealed bytes of all logs bounded by rolling the log with the oldest
+// unsealed record (I4, F21).
+//
+// A file is sealed once its last entry is applied here: it is committed then,
+// so no cut reaches into it.
+type sealer struct {
+	store  *Store
+	cfg    *Config
+	submit func(writerRequest)
+	post   func(event)
+	fatal  func(error)
+
+	mu struct {
+		sync.Mutex
+		before int64 // logs with unsealed appends at or before this time are to roll
+	}
+	wake chan struct{}
+	quit chan struct{}
+	done chan struct{}
+}
+
+func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
+	l := &sealer{store: s, cfg: cfg, submit: submit, post: post, fatal: fatal,
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	go l.run()
+	return l
+}
+
+func (l *sealer) kick() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (l *sealer) sealBefore(t int64) {
+	l.mu.Lock()
+	l.mu.before = max(l.mu.before, t)
+	l.mu.Unlock()
+	l.kick()
+}
+
+func (l *sealer) stop() {
+	close(l.quit)
+	<-l.done
+}
+
+func (l *sealer) run() {
+	defer close(l.done)
+	for {
+		select {
+		case <-l.quit:
+			return
+		case <-l.wake:
+		}
+		if err := l.work(); err != nil {
+			l.fatal(fmt.Errorf("a file cannot be sealed: %w", err))
+			return
+		}
+	}
+}
+
+// work seals what can be sealed and asks for the rolls that are due.
+func (l *sealer) work() error {
+	l.rollDue()
+	sealed := false
+	for _, q := range l.store.Logs() {
+		for _, f := range q.sealable(l.store.applied.Load()) {
+			select {
+			case <-l.quit:
+				return nil
+			default:
+			}
+			if err := q.seal(f); err != nil {
+				return fmt.Errorf("log q%d file %d: %w", q.ID, f.Seq, err)
+			}
+			sealed = true
+		}
+		for _, seq := range q.Index.Broken() {
+			if err := q.reseal(seq); err != nil {
+				return fmt.Errorf("log q%d file %d: %w", q.ID, seq, err)
+			}
+		}
+	}
+	if sealed {
+		l.post(event{sealed: true})
+	}
+	return nil
+}
+
+func (l *sealer) rollDue() {
+	l.mu.Lock()
+	before := l.mu.before
+	l.mu.before = 0
+	l.mu.Unlock()
+	ids := l.store.activeBefore(before)
+	if unsealed, _ := l.store.bytes(); unsealed > l.cfg.UnsealedMax {
+		if id, ok := l.store.oldestActive(); ok {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) > 0 {
+		l.submit(writerRequest{roll: ids})
+	}
+}
+
+// sealable lists the rolled files whose entries are all applied.
+func (q *QueueLog) sealable(applied uint64) []FileInfo {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var out []FileInfo
+	for _, f := range q.mu.files {
+		if !f.Active && !f.Sealed && f.MaxIndex <= applied {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// seal writes the side tables of a file.
+func (q *QueueLog) seal(f FileInfo) error {
+	file := index.SealedFile{Seq: f.Seq, Generation: f.Generation, Size: f.Size, MinIndex: f.MinIndex, MaxIndex: f.MaxIndex}
+	if err := q.Index.Seal(file, func(add func(hash, offset uint64)) error { return q.txns(f.Seq, add) }); err != nil {
+		return err
+	}
+	q.sealed(f.Seq)
+	for {
+		if did, err := q.Index.MergeSome(); err != nil || !did {
+			return err
+		}
+	}
+}
+
+// reseal makes damaged side tables again from the file: they are derived.
+func (q *QueueLog) reseal(seq uint64) error {
+	_, err := q.Log.Scan(seq, 0, func(pos int64, body []byte) error {
+		r, err := entry.ParseRecord(body)
+		if err != nil {
+			return fmt.Errorf("pos %d: %w", pos, err)
+		}
+		switch r.Kind {
+		case entry.KindAppend:
+			a := &r.Append
+			q.Index.AddAppend(index.AppendRef{Seq: seq, Pos: pos, Partition: a.Partition, First: a.First, Count: a.Count, Time: a.Time})
+		case entry.KindValue:
+			q.Index.AddValue(r.Value.ID, seq, pos)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range q.Files() {
+		if f.Seq == seq {
+			return q.seal(f)
+		}
+	}
+	return nil
+}
+
+// txns gives the dedup hash and offset of every message in a file.
+func (q *QueueLog) txns(seq uint64, add func(hash, offset uint64)) error {
+	var txn []byte
+	_, err := q.Log.Scan(seq, 0, func(pos int64, body []byte) error {
+		if len(body) == 0 || entry.Kind(body[0]) != entry.KindAppend {
+			return nil
+		}
+		r, err := entry.ParseRecord(body)
+		if err != nil {
+			return fmt.Errorf("pos %d: %w", pos, err)
+		}
+		return eachMessage(&r.Append, func(offset uint64, m *entry.Message) error {
+			txn = m.AppendTxn(txn[:0])
+			add(entry.TxnHash(r.Append.Partition, txn), offset)
+			return nil
+		})
+	})
+	return err
+}
+
+// activeBefore lists the logs whose active file has appends at or before t.
+func (s *Store) activeBefore(t int64) (ids []uint64) {
+	if t == 0 {
+		return nil
+	}
+	for _, q := range s.Logs() {
+		q.mu.Lock()
+		for _, f := range q.mu.files {
+			if f.Active && f.MinTime != 0 && f.MinTime <= t {
+				ids = append(ids, q.ID)
+			}
+		}
+		q.mu.Unlock()
+	}
+	return ids
+}
+
+// oldestActive is the log with the oldest unsealed record, when that record
+// is in an active file: rolled ones are on their way.
+func (s *Store) oldestActive() (id uint64, ok bool) {
+	oldest := ^uint64(0)
+	for _, q := range s.Logs() {
+		q.mu.Lock()
+		for _, f := range q.mu.files {
+			if !f.Sealed && f.MinIndex != 0 && f.MinIndex < oldest {
+				oldest, id, ok = f.MinIndex, q.ID, f.Active
+			}
+		}
+		q.mu.Unlock()
+	}
+	return id, ok
+}
+
+// sealedThrough is a time t so that every append with a time at or below t is
+// in a sealed file. Entry times rise, so what is written later is newer.
+func (s *Store) sealedThrough() int64 {
+	newest, oldest := int64(0), int64(0)
+	for _, q := range s.Logs() {
+		q.mu.Lock()
+		for _, f := range q.mu.files {
+			newest = max(newest, f.MaxTime)
+			if !f.Sealed && f.MinTime != 0 && (oldest == 0 || f.MinTime < oldest) {
+				oldest = f.MinTime
+			}
+		}
+		q.mu.Unlock()
+	}
+	if oldest != 0 {
+		return oldest - 1
+	}
+	return newest
+}

@@ -1,0 +1,107 @@
+package raftlog
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Status is a look at a group from outside the loop. Its numbers were read one
+// by one: they are each right, and not of one instant.
+type Status struct {
+	NodeID        uint64
+	Leader        bool // leads and plans
+	Term          uint64
+	Commit        uint64
+	Applied       uint64
+	Durable       uint64 // newest entry that is durable here
+	InFlight      int    // entries planned and not answered
+	InFlightBytes int64
+	BrokerTime    int64 // microseconds, at the last turn
+
+	Syncs        uint64 // fdatasync and syncfs calls of the log writer
+	SyncSeconds  float64
+	BytesWritten uint64 // of records
+	Entries      uint64 // written by this process
+
+	UnsealedBytes  int64
+	LogBytes       int64 // of all segment files
+	CheckpointFrom uint64
+	Checkpoints    uint64
+	OldestWrite    time.Duration // how long the oldest outstanding write has been waited for; 0: none
+	Failed         bool          // Fatal was called
+}
+
+// stats are the counters behind Status.
+type stats struct {
+	leader, failed              atomic.Bool
+	term, commit, applied       atomic.Uint64
+	durable, syncs, syncNanos   atomic.Uint64
+	bytes, entries              atomic.Uint64
+	inflight, inflightBytes     atomic.Int64
+	brokerTime                  atomic.Int64
+	checkpointFrom, checkpoints atomic.Uint64
+	oldestWrite                 atomic.Int64 // monotonic nanoseconds when it was issued; 0: none
+}
+
+func (s *stats) synced(logs int, d time.Duration) {
+	if logs > syncAllAbove {
+		logs = 1
+	}
+	s.syncs.Add(uint64(logs))
+	s.syncNanos.Add(uint64(d))
+}
+
+func (s *stats) wrote(durable uint64, bytes int) {
+	s.durable.Store(durable)
+	s.bytes.Add(uint64(bytes))
+}
+
+// publish makes the core's numbers visible.
+func (s *stats) publish(c *core) {
+	s.leader.Store(c.leading && c.dead == nil)
+	s.term.Store(c.term)
+	s.commit.Store(c.commit)
+	s.applied.Store(c.applied)
+	s.inflight.Store(int64(len(c.inflight)))
+	s.inflightBytes.Store(c.inflightLen)
+	s.checkpointFrom.Store(c.ckpt.from)
+	s.oldestWrite.Store(c.oldestWrite())
+	if c.clock.started {
+		s.brokerTime.Store(c.clock.at(c.now))
+	}
+}
+
+// Status reads the counters; safe from any goroutine.
+func (g *Group) Status() Status {
+	s := &g.stats
+	st := Status{
+		NodeID: g.cfg.NodeID, Leader: s.leader.Load(), Term: s.term.Load(), Commit: s.commit.Load(),
+		Applied: s.applied.Load(), Durable: s.durable.Load(),
+		InFlight: int(s.inflight.Load()), InFlightBytes: s.inflightBytes.Load(), BrokerTime: s.brokerTime.Load(),
+		Syncs: s.syncs.Load(), SyncSeconds: float64(s.syncNanos.Load()) / 1e9,
+		BytesWritten: s.bytes.Load(), Entries: s.entries.Load(),
+		CheckpointFrom: s.checkpointFrom.Load(), Checkpoints: s.checkpoints.Load(),
+		Failed: s.failed.Load(),
+	}
+	st.UnsealedBytes, st.LogBytes = g.store.bytes()
+	if at := s.oldestWrite.Load(); at != 0 {
+		st.OldestWrite = time.Duration(g.cfg.Clock.Now().Mono - at)
+	}
+	return st
+}
+
+// bytes sums the sizes of the segment files.
+func (s *Store) bytes() (unsealed, all int64) {
+	for _, q := range s.Logs() {
+		q.mu.Lock()
+		for i := range q.mu.files {
+			f := &q.mu.files[i]
+			all += f.Size
+			if !f.Sealed {
+				unsealed += f.Size
+			}
+		}
+		q.mu.Unlock()
+	}
+	return unsealed, all
+}

@@ -1,0 +1,407 @@
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"queen/index"
+	"queen/internal/vfs"
+	"queen/segment"
+)
+
+// Store is the set of queue logs of a data directory: their segment files and
+// the index over each of them.
+//
+// One goroutine appends (the log writer; the boot before it starts), another
+// seals. Look-ups and reads are safe from any goroutine.
+//
+// Locks: Store.mu before queueLog.mu. Neither is held over I/O.
+type Store struct {
+	opt     StoreOptions
+	files   *segment.FileCache
+	tables  *index.TableCache
+	applied atomic.Uint64 // newest applied index: what is at or below it never changes
+
+	mu struct {
+		sync.RWMutex
+		logs map[uint64]*QueueLog
+		ids  []uint64 // rising
+	}
+}
+
+// tableCacheBytes is what side tables may keep in memory.
+const tableCacheBytes = 32 << 20
+
+// StoreOptions says where and how logs are kept.
+type StoreOptions struct {
+	FS           vfs.FS
+	Dir          string // data directory; logs are below Dir/log
+	Layout       Layout
+	SegmentBytes int64
+	OpenFiles    int
+}
+
+// QueueLog is one log of a Store.
+type QueueLog struct {
+	ID    uint64
+	Log   *segment.Log    // appended to by the log writer only
+	Index *index.LogIndex // where its messages and values are
+	dirty bool            // the log writer's: has records that it has not synced
+
+	mu struct {
+		sync.Mutex
+		files []FileInfo
+		ends  []EndMark
+	}
+}
+
+// FileInfo is what the store knows of a segment file.
+type FileInfo struct {
+	Seq, Generation    uint64
+	Size               int64
+	MinIndex, MaxIndex uint64 // of the entries with records in it; 0: none
+	MinTime, MaxTime   int64  // of the appends in it, microseconds; 0: none
+	Sealed             bool   // its side tables are durable
+	Active             bool   // still appended to
+}
+
+// note widens what the file holds by a record of entry index.
+func (f *FileInfo) note(index uint64) {
+	if f.MinIndex == 0 {
+		f.MinIndex = index
+	}
+	f.MaxIndex = max(f.MaxIndex, index)
+}
+
+func (f *FileInfo) noteTime(t int64) {
+	if f.MinTime == 0 || t < f.MinTime {
+		f.MinTime = t
+	}
+	f.MaxTime = max(f.MaxTime, t)
+}
+
+// EndMark says where the records of an entry end in a log.
+type EndMark struct {
+	Index uint64
+	Seq   uint64
+	End   int64
+}
+
+// OpenStore opens every log below dir/log. It creates nothing: a directory
+// that is not there holds no logs.
+func OpenStore(o StoreOptions) (*Store, error) {
+	s := &Store{opt: o, files: segment.NewFileCache(o.OpenFiles), tables: index.NewTableCache(tableCacheBytes, o.OpenFiles)}
+	s.mu.logs = make(map[uint64]*QueueLog)
+	infos, err := listDir(o.FS, s.logDir())
+	if err != nil {
+		return nil, fmt.Errorf("logs: %w", err)
+	}
+	for _, info := range infos {
+		id, ok := ParseLogDirName(info.Name)
+		if strings.HasSuffix(info.Name, segment.RemovedSuffix) {
+			continue // garbage of an unfinished removal
+		}
+		if !ok || !info.Dir {
+			return nil, fmt.Errorf("logs: %s is not a log of this broker: move it away", path.Join(s.logDir(), info.Name))
+		}
+		if _, err := s.open(id); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Store) logDir() string          { return path.Join(s.opt.Dir, "log") }
+func (s *Store) dirOf(id uint64) string  { return path.Join(s.logDir(), LogDirName(id)) }
+func (s *Store) Layout() Layout          { return s.opt.Layout }
+func (s *Store) SetApplied(index uint64) { s.applied.Store(index) }
+
+func (s *Store) open(id uint64) (*QueueLog, error) {
+	dir := s.dirOf(id)
+	log, err := segment.Open(segment.Options{FS: s.opt.FS, Dir: dir, ID: id, SegmentBytes: s.opt.SegmentBytes, Files: s.files})
+	if err != nil {
+		return nil, fmt.Errorf("log q%d: %w", id, err)
+	}
+	ix, err := index.OpenLogIndex(s.opt.FS, dir, s.tables)
+	if err != nil {
+		return nil, fmt.Errorf("index of log q%d: %w", id, err)
+	}
+	q := &QueueLog{ID: id, Log: log, Index: ix}
+	s.mu.Lock()
+	s.mu.logs[id] = q
+	at, _ := slices.BinarySearch(s.mu.ids, id)
+	s.mu.ids = slices.Insert(s.mu.ids, at, id)
+	s.mu.Unlock()
+	return q, nil
+}
+
+// find gives a log that exists, or nil.
+func (s *Store) find(id uint64) *QueueLog {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.logs[id]
+}
+
+// Logs lists the logs in rising order of their ids.
+func (s *Store) Logs() []*QueueLog {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]*QueueLog, 0, len(s.mu.ids))
+	for _, id := range s.mu.ids {
+		out = append(out, s.mu.logs[id])
+	}
+	return out
+}
+
+// Log gives a log, or nil when there is none of this id.
+func (s *Store) Log(id uint64) *QueueLog { return s.find(id) }
+
+// CutLog makes a log end at pos of file seq, durably: what a boot judged to be
+// a torn tail goes.
+func (s *Store) CutLog(q *QueueLog, seq uint64, pos int64) error {
+	q.mu.Lock()
+	at := EndMark{Seq: seq, End: pos}
+	for _, m := range q.mu.ends {
+		if m.Seq < seq || m.Seq == seq && m.End <= pos {
+			at.Index = m.Index
+		}
+	}
+	q.mu.Unlock()
+	return s.truncate(q, at)
+}
+
+// SyncFound makes durable what a boot found: a process that was killed leaves
+// bytes that can be read and were never synced. A log whose newest file is
+// sealed starts a new one, since a sealed file never changes (I4).
+func (s *Store) SyncFound() error {
+	dirty := 0
+	for _, q := range s.Logs() {
+		if q.Log.Dirty() {
+			dirty++
+		}
+	}
+	if dirty > syncAllAbove {
+		if err := s.opt.FS.SyncAll(s.opt.Dir); err != nil {
+			return fmt.Errorf("sync the volume of %s: %w", s.opt.Dir, err)
+		}
+	}
+	for _, q := range s.Logs() {
+		if dirty > syncAllAbove {
+			q.Log.SyncedByFS()
+		} else if err := q.Log.Sync(); err != nil {
+			return fmt.Errorf("log q%d: %w", q.ID, err)
+		}
+		if files := q.Files(); len(files) > 0 && files[len(files)-1].Sealed {
+			if err := q.Log.Roll(); err != nil {
+				return fmt.Errorf("log q%d: %w", q.ID, err)
+			}
+		}
+	}
+	return nil
+}
+
+// SealedOnly is the time of the newest append that is only in sealed files.
+func (s *Store) SealedOnly() (t int64) {
+	for _, q := range s.Logs() {
+		for _, f := range q.Files() {
+			if f.Sealed {
+				t = max(t, f.MaxTime)
+			}
+		}
+	}
+	return t
+}
+
+// Close closes every log. What was appended must have been synced.
+func (s *Store) Close() error {
+	var first error
+	for _, q := range s.Logs() {
+		if err := q.Log.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	if err := s.tables.Close(); err != nil && first == nil {
+		first = err
+	}
+	return first
+}
+
+// SetFiles replaces what is known of a log's files; the boot calls it.
+func (q *QueueLog) SetFiles(files []FileInfo) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.files, q.mu.ends = files, nil
+}
+
+// Files is a copy of what is known of a log's files, in order.
+func (q *QueueLog) Files() []FileInfo {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.mu.files)
+}
+
+// wrote notes where the records of entry index end, and drops marks that no
+// cut can need: of those at or below applied only the newest is kept.
+func (q *QueueLog) wrote(m EndMark, applied uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ends := append(q.mu.ends, m)
+	n := 0
+	for n+1 < len(ends) && ends[n+1].Index <= applied {
+		n++
+	}
+	q.mu.ends = ends[n:]
+	if f := q.fileLocked(m.Seq); f != nil {
+		f.Size = m.End
+	}
+}
+
+func (q *QueueLog) fileLocked(seq uint64) *FileInfo {
+	for i := len(q.mu.files) - 1; i >= 0; i-- {
+		if q.mu.files[i].Seq == seq {
+			return &q.mu.files[i]
+		}
+	}
+	return nil
+}
+
+// noteRecord notes that file seq holds a record of entry index; t is the time
+// of an append, or 0. The first record of a file makes it the active one.
+func (q *QueueLog) noteRecord(seq, index uint64, t int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f := q.fileLocked(seq)
+	if f == nil {
+		for i := range q.mu.files {
+			q.mu.files[i].Active = false
+		}
+		q.mu.files = append(q.mu.files, FileInfo{Seq: seq, Generation: 1, Active: true})
+		f = &q.mu.files[len(q.mu.files)-1]
+	}
+	f.note(index)
+	if t != 0 {
+		f.noteTime(t)
+	}
+}
+
+// retire notes that the active file takes no more records. It reports whether
+// there was one.
+func (q *QueueLog) retire() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.mu.files {
+		if f := &q.mu.files[i]; f.Active && f.MaxIndex != 0 {
+			f.Active = false
+			return true
+		}
+	}
+	return false
+}
+
+func (q *QueueLog) sealed(seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if f := q.fileLocked(seq); f != nil {
+		f.Sealed = true
+	}
+}
+
+// cutFrom is where a cut at index has to truncate the log; ok is false when
+// no record reaches that far.
+func (q *QueueLog) cutFrom(index uint64) (at EndMark, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, m := range q.mu.ends {
+		if m.Index >= index {
+			if i == 0 {
+				return EndMark{}, true // every record of the log
+			}
+			return q.mu.ends[i-1], true
+		}
+	}
+	return EndMark{}, false
+}
+
+// dropped notes that everything after at was cut.
+func (q *QueueLog) dropped(at EndMark) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.ends = slices.DeleteFunc(q.mu.ends, func(m EndMark) bool { return m.Seq > at.Seq || m.Seq == at.Seq && m.End > at.End })
+	q.mu.files = slices.DeleteFunc(q.mu.files, func(f FileInfo) bool { return f.Seq > at.Seq })
+	if n := len(q.mu.files); n > 0 {
+		f := &q.mu.files[n-1]
+		f.Active, f.Size, f.MaxIndex = true, at.End, min(f.MaxIndex, at.Index)
+	}
+}
+
+// Note widens what is known of a file by a record that a boot read: its entry,
+// the time of an append (or 0), and where it ends.
+func (q *QueueLog) Note(seq, index uint64, t, end int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if f := q.fileLocked(seq); f != nil {
+		f.note(index)
+		if t != 0 {
+			f.noteTime(t)
+		}
+		q.mu.ends = append(q.mu.ends[:0], EndMark{Index: index, Seq: seq, End: end})
+	}
+}
+
+// LogClaim says what of a log is durable and will not be cut: its files, and
+// where the newest applied record ends in the last of them.
+type LogClaim struct {
+	Log  uint64
+	Seqs []uint64 // rising
+	End  int64    // 0: not known
+}
+
+// Claims lists, for each log, what is applied and durable. A log without any
+// is not listed.
+func (s *Store) Claims() []LogClaim {
+	applied := s.applied.Load()
+	var out []LogClaim
+	for _, q := range s.Logs() {
+		if c, ok := q.claim(applied); ok {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func (q *QueueLog) claim(applied uint64) (LogClaim, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var newest EndMark
+	for _, m := range q.mu.ends {
+		if m.Index <= applied {
+			newest = m
+		}
+	}
+	c := LogClaim{Log: q.ID}
+	for i := range q.mu.files {
+		f := &q.mu.files[i]
+		if f.Sealed || f.Seq <= newest.Seq {
+			c.Seqs = append(c.Seqs, f.Seq)
+		}
+	}
+	if n := len(c.Seqs); n > 0 && c.Seqs[n-1] == newest.Seq {
+		c.End = newest.End
+	}
+	return c, len(c.Seqs) > 0
+}
+
+// listDir lists a directory; one that does not exist is empty.
+func listDir(fsys vfs.FS, dir string) ([]vfs.Info, error) {
+	infos, err := fsys.List(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return infos, err
+}

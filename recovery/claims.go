@@ -1,0 +1,163 @@
+package recovery
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path"
+
+	"queen/raftlog"
+	"queen/segment"
+)
+
+const claimsVersion = 1
+
+var errClaims = errors.New("the footer's list of logs does not parse")
+
+// encodeClaims is what a footer says about the logs; doc.go has the format.
+func encodeClaims(claims []raftlog.LogClaim) []byte {
+	b := []byte{claimsVersion}
+	b = binary.AppendUvarint(b, uint64(len(claims)))
+	for _, c := range claims {
+		b = binary.AppendUvarint(b, c.Log)
+		runs := seqRuns(c.Seqs)
+		b = binary.AppendUvarint(b, uint64(len(runs)))
+		for _, r := range runs {
+			b = binary.AppendUvarint(b, r[0])
+			b = binary.AppendUvarint(b, r[1])
+		}
+		b = binary.AppendUvarint(b, uint64(c.End))
+	}
+	return b
+}
+
+// seqRuns gives rising numbers as pairs of first and count.
+func seqRuns(seqs []uint64) (runs [][2]uint64) {
+	for _, s := range seqs {
+		if n := len(runs); n > 0 && runs[n-1][0]+runs[n-1][1] == s {
+			runs[n-1][1]++
+			continue
+		}
+		runs = append(runs, [2]uint64{s, 1})
+	}
+	return runs
+}
+
+func decodeClaims(b []byte) ([]raftlog.LogClaim, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	if b[0] != claimsVersion {
+		return nil, fmt.Errorf("%w: version %d", errClaims, b[0])
+	}
+	b = b[1:]
+	next := func() (v uint64, err error) {
+		v, n := binary.Uvarint(b)
+		if n <= 0 {
+			return 0, errClaims
+		}
+		b = b[n:]
+		return v, nil
+	}
+	count, err := next()
+	if err != nil || count > uint64(len(b)) {
+		return nil, errClaims
+	}
+	out := make([]raftlog.LogClaim, 0, count)
+	for range count {
+		c, err := decodeClaim(next)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	if len(b) != 0 {
+		return nil, errClaims
+	}
+	return out, nil
+}
+
+// maxClaimedFiles bounds what a run of files can make us allocate.
+const maxClaimedFiles = 1 << 24
+
+func decodeClaim(next func() (uint64, error)) (c raftlog.LogClaim, err error) {
+	if c.Log, err = next(); err != nil {
+		return c, err
+	}
+	runs, err := next()
+	if err != nil {
+		return c, err
+	}
+	for range runs {
+		first, err := next()
+		if err != nil {
+			return c, err
+		}
+		n, err := next()
+		if err != nil {
+			return c, err
+		}
+		if n > maxClaimedFiles || len(c.Seqs)+int(n) > maxClaimedFiles {
+			return c, errClaims
+		}
+		for i := range n {
+			c.Seqs = append(c.Seqs, first+i)
+		}
+	}
+	end, err := next()
+	c.End = int64(end)
+	return c, err
+}
+
+// checkFiles compares the files of the logs with what the newest checkpoint
+// says was there: a log or a file that is gone was not torn, it was lost (B17).
+func checkFiles(store *raftlog.Store, claims []raftlog.LogClaim, dir string) error {
+	for _, c := range claims {
+		q := store.Log(c.Log)
+		logDir := path.Join(dir, "log", raftlog.LogDirName(c.Log))
+		if q == nil {
+			return lost(logDir, "the log is gone", fmt.Sprintf("%d files", len(c.Seqs)), "none")
+		}
+		sizes := make(map[uint64]int64)
+		for _, s := range q.Log.Segments() {
+			sizes[s.Seq] = s.Size
+		}
+		for i, seq := range c.Seqs {
+			file := path.Join(logDir, segment.FileName(seq))
+			size, ok := sizes[seq]
+			if !ok {
+				return lost(file, "the file is gone", "a file of the checkpoint's time", "none")
+			}
+			if i == len(c.Seqs)-1 && size < c.End {
+				return lost(file, "the file is shorter than it was when the checkpoint was taken", fmt.Sprintf("at least %d bytes", c.End), fmt.Sprintf("%d bytes", size))
+			}
+		}
+	}
+	return nil
+}
+
+func lost(file, what, expected, found string) error {
+	return &RefuseError{File: file, Pos: -1, What: what, Expected: expected, Found: found}
+}
+
+// checkEnds compares where the readable part of a log ends with what the
+// checkpoint says was durable.
+func checkEnds(cursors []*cursor, claims []raftlog.LogClaim) error {
+	byLog := make(map[uint64]raftlog.LogClaim, len(claims))
+	for _, c := range claims {
+		byLog[c.Log] = c
+	}
+	for _, c := range cursors {
+		claim := byLog[c.q.ID]
+		if c.bad == nil || len(claim.Seqs) == 0 {
+			continue
+		}
+		last := claim.Seqs[len(claim.Seqs)-1]
+		if c.bad.at.seq > last || c.bad.at.seq == last && c.bad.at.pos >= claim.End {
+			continue
+		}
+		return &RefuseError{File: c.bad.at.file(), Pos: c.bad.at.pos, What: "unreadable in the part that a checkpoint knows to be durable (" + c.bad.what + ")",
+			Expected: fmt.Sprintf("records up to byte %d of file %d", claim.End, last), Found: "none from here on", Err: c.bad.err}
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package recovery
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"path"
+
+	"queen/internal/entry"
+	"queen/raftlog"
+	"queen/segment"
+)
+
+// place is a position in a log.
+type place struct {
+	q   *raftlog.QueueLog
+	seq uint64
+	pos int64
+}
+
+func (p place) file() string { return path.Join(p.q.Log.Dir(), segment.FileName(p.seq)) }
+func (p place) String() string {
+	return fmt.Sprintf("%s pos %d", p.file(), p.pos)
+}
+
+// item is one record of a log. It aliases the scan's buffer until the next.
+type item struct {
+	at    place
+	end   int64
+	body  []byte
+	rec   entry.Record
+	known bool // its file is sealed: look-ups know it already
+}
+
+// badEnd is where the readable part of a log ends before its files do.
+type badEnd struct {
+	at   place
+	what string
+	err  error // the segment's own words; nil for zeros and stale records
+}
+
+// scanFile is one file that a boot reads.
+type scanFile struct {
+	seq    uint64
+	size   int64
+	sealed bool
+	newest bool
+}
+
+// cursor walks over the records of one log in order.
+type cursor struct {
+	q     *raftlog.QueueLog
+	files []scanFile
+
+	next  func() (item, bool)
+	stop  func()
+	cur   item
+	has   bool
+	start place // of the first record with cur's index
+	last  uint64
+
+	end    place // end of the readable part
+	bad    *badEnd
+	cutAt  place // where a cut has to truncate; seq 0: nothing to cut
+	claims func(*item)
+	err    error
+}
+
+// newCursor starts before the first record; claims is called for every
+// readable record, also for those behind a bad one.
+func newCursor(q *raftlog.QueueLog, files []scanFile, claims func(*item)) *cursor {
+	c := &cursor{q: q, files: files, claims: claims}
+	c.next, c.stop = iter.Pull(c.records)
+	c.advance()
+	return c
+}
+
+// advance moves to the next record of the log. A record whose index is lower
+// than the one before does not continue the log: it is an old one behind its
+// end, and the log ends there (B25).
+func (c *cursor) advance() {
+	it, ok := c.next()
+	if ok && it.rec.Index < c.last {
+		c.bad = &badEnd{at: it.at, what: fmt.Sprintf("a record of entry %d after one of entry %d", it.rec.Index, c.last)}
+		c.end = it.at
+		ok = false
+		c.stop()
+	}
+	if !ok {
+		c.has = false
+		return
+	}
+	if !c.has || it.rec.Index != c.last {
+		c.start = it.at
+	}
+	c.cur, c.has, c.last = it, true, it.rec.Index
+	c.end = place{c.q, it.at.seq, it.end}
+	c.claims(&c.cur)
+}
+
+// records yields the records of the log's files, until an end that is not the
+// file's own.
+func (c *cursor) records(yield func(item) bool) {
+	for _, f := range c.files {
+		stopped := false
+		end, err := c.q.Log.Scan(f.seq, 0, func(pos int64, body []byte) error {
+			it, err := c.item(f, pos, body)
+			if err != nil {
+				return err
+			}
+			if !yield(it) {
+				stopped = true
+				return errStopped
+			}
+			return nil
+		})
+		if stopped {
+			return
+		}
+		at := place{c.q, f.seq, end}
+		var torn *segment.TornError
+		switch {
+		case errors.As(err, &torn):
+			c.bad = &badEnd{at: place{c.q, f.seq, torn.Pos}, what: torn.What, err: torn}
+			c.end = c.bad.at
+			c.claimsAfter(torn)
+			return
+		case err != nil:
+			c.err = scanError(at, err)
+			return
+		case end < f.size && !f.newest:
+			c.err = &RefuseError{File: at.file(), Pos: end, What: "zeros at the end of a file that was finished",
+				Expected: fmt.Sprintf("records up to byte %d", f.size), Found: fmt.Sprintf("records up to byte %d", end)}
+			return
+		case end < f.size:
+			c.bad = &badEnd{at: at, what: fmt.Sprintf("%d zero bytes", f.size-end)}
+			c.end = at
+			return
+		}
+	}
+}
+
+var errStopped = errors.New("stopped")
+
+func (c *cursor) item(f scanFile, pos int64, body []byte) (item, error) {
+	at := place{c.q, f.seq, pos}
+	rec, err := entry.ParseRecord(body)
+	if err != nil {
+		return item{}, &RefuseError{File: at.file(), Pos: pos, What: "a record with a good checksum does not parse", Err: err,
+			Do: "It was written by another build: run the newest one that ever ran on this directory"}
+	}
+	return item{at: at, end: pos + segment.RecordHeaderSize + int64(len(body)), body: body, rec: rec, known: f.sealed}, nil
+}
+
+// claimsAfter reads what valid records behind a bad one say: they tell damage
+// from a write that no sync had covered.
+func (c *cursor) claimsAfter(torn *segment.TornError) {
+	for torn != nil && torn.RecordsAfter > 0 {
+		_, err := c.q.Log.Scan(torn.Seq, torn.NextPos, func(pos int64, body []byte) error {
+			rec, err := entry.ParseRecord(body)
+			if err == nil {
+				c.claims(&item{at: place{c.q, torn.Seq, pos}, rec: rec})
+			}
+			return nil
+		})
+		next := torn
+		torn = nil
+		if errors.As(err, &torn) && torn.Pos <= next.Pos {
+			return
+		}
+	}
+}
+
+// scanError turns an error of a scan into a refusal, or leaves it an I/O error.
+func scanError(at place, err error) error {
+	var refused *RefuseError
+	var corrupt *segment.CorruptError
+	switch {
+	case errors.As(err, &refused):
+		return err
+	case errors.As(err, &corrupt):
+		return &RefuseError{File: corrupt.File, Pos: corrupt.Pos, What: corrupt.What, Expected: corrupt.Expected, Found: corrupt.Found, Err: segment.ErrCorrupt}
+	case errors.Is(err, segment.ErrNewerFormat):
+		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
+	}
+	return fmt.Errorf("read %s: %w", at, err)
+}

@@ -1,0 +1,241 @@
+package recovery
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"path"
+	"time"
+
+	"queen/index"
+	"queen/internal/vfs"
+	"queen/raftlog"
+)
+
+// Config says what to open.
+type Config struct {
+	Group raftlog.Config
+	// ClusterID is 32 hex digits that the nodes of a cluster share; empty takes
+	// the directory's, or mints one when the directory is new.
+	ClusterID string
+	// Random mints the cluster id; nil: crypto/rand.
+	Random io.Reader
+}
+
+// Report says what a start found and did.
+type Report struct {
+	Identity Identity
+	New      bool   // the directory was made
+	From, To uint64 // of the checkpoint; 0: there was none
+	Last     uint64 // newest entry kept
+	Replayed int    // entries with effects that were replayed
+	Cut      uint64 // first index that was cut; 0: nothing was
+	CutSeen  int    // entries that were cut and could have been answered
+	Took     time.Duration
+}
+
+const checkpointDir = "checkpoint"
+
+// Open starts a group on a data directory: from nothing, from a clean stop or
+// from a crash. It returns an error that wraps ErrInUse, ErrNewerFormat or
+// ErrRefused when it must not start, and changes nothing then.
+func Open(cfg Config) (*raftlog.Group, Report, error) {
+	cfg.Group = cfg.Group.WithDefaults()
+	if cfg.Random == nil {
+		cfg.Random = rand.Reader
+	}
+	begun := cfg.Group.Clock.Now()
+	lock, err := takeLock(&cfg)
+	if err != nil {
+		return nil, Report{}, err
+	}
+	b := &boot{cfg: &cfg, fs: cfg.Group.FS, dir: cfg.Group.Dir}
+	g, err := b.open(lock)
+	if err != nil {
+		return nil, b.report, errors.Join(err, b.abandon(), lock.Close())
+	}
+	b.report.Took = time.Duration(cfg.Group.Clock.Now().Mono - begun.Mono)
+	cfg.Group.Logger.Info("data directory open", slog.String("dir", b.dir), slog.String("cluster", b.report.Identity.Cluster),
+		slog.Uint64("from", b.report.From), slog.Uint64("last", b.report.Last), slog.Int("replayed", b.report.Replayed),
+		slog.Uint64("cut", b.report.Cut), slog.Duration("took", b.report.Took))
+	return g, b.report, nil
+}
+
+func takeLock(cfg *Config) (io.Closer, error) {
+	fsys, dir := cfg.Group.FS, cfg.Group.Dir
+	if _, err := fsys.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := fsys.MkdirAll(dir); err != nil {
+			return nil, fmt.Errorf("make the data directory: %w", err)
+		}
+		if err := fsys.SyncDir(path.Dir(dir)); err != nil {
+			return nil, fmt.Errorf("make the data directory: %w", err)
+		}
+	}
+	name := path.Join(dir, lockName)
+	lock, err := fsys.Lock(name)
+	if errors.Is(err, vfs.ErrLocked) {
+		return nil, fmt.Errorf("%s is locked: another broker runs on this directory; stop it, or use another directory: %w", name, errors.Join(ErrInUse, err))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	return lock, nil
+}
+
+// boot is one start.
+type boot struct {
+	cfg    *Config
+	fs     vfs.FS
+	dir    string
+	report Report
+
+	state  raftlog.State
+	store  *raftlog.Store
+	rows   *index.Rows
+	footer index.Footer
+	claims []raftlog.LogClaim
+	sealed map[uint64]map[uint64]index.FileInfo // by log and file
+}
+
+// abandon closes what was opened, after an error.
+func (b *boot) abandon() error {
+	var errs []error
+	if b.store != nil {
+		errs = append(errs, b.store.Close())
+	}
+	if b.rows != nil {
+		errs = append(errs, b.rows.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// open is the story of a start.
+func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
+	id, err := ensureIdentity(b.cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.report.Identity = id
+	if err := b.loadState(); err != nil {
+		return nil, err
+	}
+	if b.store, err = raftlog.OpenStore(b.storeOptions()); err != nil {
+		return nil, newerOr(err)
+	}
+	if err := b.reconcile(); err != nil {
+		return nil, err
+	}
+	if err := b.finishCut(); err != nil {
+		return nil, err
+	}
+	if err := b.loadRows(); err != nil {
+		return nil, err
+	}
+	img, err := b.read()
+	if err != nil {
+		return nil, err
+	}
+	if err := b.judge(img); err != nil {
+		return nil, err
+	}
+	if err := b.cut(img); err != nil {
+		return nil, err
+	}
+	if err := b.makeDurable(); err != nil {
+		return nil, err
+	}
+	if err := b.cfg.Group.Machine.Ready(b.store.SealedOnly()); err != nil {
+		return nil, fmt.Errorf("build the state: %w", err)
+	}
+	b.report.From, b.report.To, b.report.Last, b.report.Replayed = b.footer.From, b.footer.To, img.last, img.replays
+	return raftlog.Start(b.cfg.Group, raftlog.Boot{
+		Store: b.store, Rows: b.rows, State: b.state, Footer: img.footer,
+		Terms: img.terms, Last: img.last, Applied: img.applied, Commit: img.committed(), Unapplied: img.pending,
+		Replayed: img.replays, Lock: lock,
+		Extra: func(s *raftlog.Store) []byte { return encodeClaims(s.Claims()) },
+	})
+}
+
+func (b *boot) storeOptions() raftlog.StoreOptions {
+	g := &b.cfg.Group
+	return raftlog.StoreOptions{FS: b.fs, Dir: b.dir, Layout: raftlog.Layout{Shards: g.Shards}, SegmentBytes: g.SegmentBytes, OpenFiles: g.OpenFiles}
+}
+
+// newerOr marks an error of a newer file format as what it is.
+func newerOr(err error) error {
+	if isNewer(err) {
+		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
+	}
+	return err
+}
+
+// loadState reads term, vote and membership. A directory without a state file
+// is new, unless it has logs or a checkpoint: then the file was lost, and a
+// node that forgot its vote must not run.
+func (b *boot) loadState() error {
+	dir := raftlog.StateDir(b.dir)
+	st, found, err := raftlog.LoadState(b.fs, dir)
+	switch {
+	case errors.Is(err, raftlog.ErrNewerFormat):
+		return fmt.Errorf("%w: %w", ErrNewerFormat, err)
+	case errors.Is(err, raftlog.ErrDamaged):
+		return &RefuseError{File: path.Join(dir, "state"), Pos: -1, What: "term, vote and membership cannot be read", Err: err,
+			Do: "Remove this node from its cluster and add it anew, or restore the directory from a backup"}
+	case err != nil:
+		return err
+	case found:
+		b.state = st
+		return nil
+	}
+	for _, name := range []string{"log", checkpointDir} {
+		infos, err := b.fs.List(path.Join(b.dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("list %s: %w", name, err)
+		}
+		if len(infos) > 0 {
+			return &RefuseError{File: path.Join(dir, "state"), Pos: -1, What: "the file is gone and there is data", Expected: "a file", Found: path.Join(name, infos[0].Name),
+				Do: "Remove this node from its cluster and add it anew, or restore the directory from a backup"}
+		}
+	}
+	b.report.New = true
+	return b.makeState(dir)
+}
+
+// makeState makes a new directory's subdirectories and its first state: one
+// voter, this node.
+func (b *boot) makeState(dir string) error {
+	for _, d := range []string{dir, path.Join(b.dir, checkpointDir), path.Join(b.dir, "log")} {
+		if err := b.fs.MkdirAll(d); err != nil {
+			return fmt.Errorf("make %s: %w", d, err)
+		}
+	}
+	if err := b.fs.SyncDir(b.dir); err != nil {
+		return fmt.Errorf("sync %s: %w", b.dir, err)
+	}
+	b.state = raftlog.State{Conf: raftlog.Membership{Voters: []uint64{b.cfg.Group.NodeID}}}
+	return raftlog.SaveState(b.fs, dir, &b.state)
+}
+
+func (b *boot) loadRows() (err error) {
+	dir := path.Join(b.dir, checkpointDir)
+	b.rows, b.footer, err = index.OpenRows(b.fs, dir, b.cfg.Group.Machine)
+	if err != nil {
+		return rowsError(dir, err)
+	}
+	if b.claims, err = decodeClaims(b.footer.Extra); err != nil {
+		return &RefuseError{File: dir, Pos: -1, What: "footer of the checkpoint", Err: err}
+	}
+	return nil
+}
+
+// makeDurable syncs what a killed process left in the page cache: it is
+// readable, and counts only once it is durable.
+func (b *boot) makeDurable() error {
+	if err := b.rows.Sync(); err != nil {
+		return fmt.Errorf("sync the checkpoint: %w", err)
+	}
+	return b.store.SyncFound()
+}
