@@ -1,0 +1,182 @@
+package server
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"queen/internal/vfs"
+)
+
+// admission bounds the bytes of growing writes that are in flight. A call that
+// does not fit waits, in arrival order, with its body still in the socket.
+type admission struct {
+	limit int64 // 0: no bound
+	hold  time.Duration
+
+	refused atomic.Int64
+
+	mu struct {
+		sync.Mutex
+		used    int64
+		waiting []*admitWaiter
+	}
+}
+
+type admitWaiter struct {
+	bytes   int64
+	ready   chan struct{} // closed when the bytes are taken
+	granted bool
+}
+
+func newAdmission(limit int64, hold time.Duration) *admission {
+	return &admission{limit: limit, hold: hold}
+}
+
+// fits tells whether n more bytes go in; a call larger than the whole budget
+// goes in alone. The lock is held.
+func (a *admission) fits(n int64) bool { return a.mu.used == 0 || a.mu.used+n <= a.limit }
+
+// acquire takes n bytes, waiting for them if need be, until the hold is over
+// or gone is closed. What was taken is given back with release.
+func (a *admission) acquire(n int64, gone <-chan struct{}) bool {
+	if a.limit <= 0 {
+		return true
+	}
+	a.mu.Lock()
+	if len(a.mu.waiting) == 0 && a.fits(n) {
+		a.mu.used += n
+		a.mu.Unlock()
+		return true
+	}
+	w := &admitWaiter{bytes: n, ready: make(chan struct{})}
+	a.mu.waiting = append(a.mu.waiting, w)
+	a.mu.Unlock()
+
+	// Jitter, so that those refused together do not come back together.
+	timer := time.NewTimer(a.hold - a.hold/4 + rand.N(a.hold/2+1))
+	defer timer.Stop()
+	select {
+	case <-w.ready:
+		return true
+	case <-timer.C:
+	case <-gone:
+	}
+	return a.giveUp(w)
+}
+
+// giveUp leaves the line; true when the bytes came at the last moment.
+func (a *admission) giveUp(w *admitWaiter) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w.granted {
+		return true
+	}
+	for i, o := range a.mu.waiting {
+		if o == w {
+			a.mu.waiting = append(a.mu.waiting[:i], a.mu.waiting[i+1:]...)
+			break
+		}
+	}
+	a.grantLocked()
+	a.refused.Add(1)
+	return false
+}
+
+func (a *admission) release(n int64) {
+	if a.limit <= 0 {
+		return
+	}
+	a.mu.Lock()
+	a.mu.used -= n
+	a.grantLocked()
+	a.mu.Unlock()
+}
+
+func (a *admission) grantLocked() {
+	for len(a.mu.waiting) > 0 && a.fits(a.mu.waiting[0].bytes) {
+		w := a.mu.waiting[0]
+		a.mu.waiting = a.mu.waiting[1:]
+		a.mu.used += w.bytes
+		w.granted = true
+		close(w.ready)
+	}
+}
+
+// state is for the metrics.
+func (a *admission) state() (used int64, waiting int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.used, len(a.mu.waiting)
+}
+
+// admit takes n bytes of the budget for w. When there is no room it answers
+// 429 and returns false.
+func (x *exchange) admit(w *work, n int64) bool {
+	if x.s.admission.limit <= 0 || n <= 0 {
+		return true
+	}
+	if !x.s.admission.acquire(n, x.c.Request.Context().Done()) {
+		x.retryAfter(1 + rand.IntN(5))
+		x.fail(http.StatusTooManyRequests, "overloaded", "too many bytes of writes are in flight; nothing was applied")
+		return false
+	}
+	w.admitted += n
+	return true
+}
+
+// readGrowing admits and reads the body of a write that grows storage. A body
+// without a length is admitted once its length is known.
+func (x *exchange) readGrowing(w *work) bool {
+	n := x.c.Request.ContentLength
+	if n > x.s.cfg.Limits.BodyBytes {
+		x.tooLarge(x.s.cfg.Limits.BodyBytes)
+		return false
+	}
+	if n > 0 && !x.admit(w, n) {
+		return false
+	}
+	if !x.readBody(w) {
+		return false
+	}
+	return n >= 0 || x.admit(w, int64(len(w.body)))
+}
+
+// diskWatch knows whether the data volume is nearly full.
+type diskWatch struct {
+	usage     func() (vfs.Usage, error)
+	high, low float64
+	full      atomic.Bool
+	percent   atomic.Int64 // of the last look
+}
+
+// look measures once. Between low and high water the verdict stays.
+func (d *diskWatch) look() error {
+	u, err := d.usage()
+	if err != nil {
+		return err
+	}
+	if u.Total == 0 {
+		return nil
+	}
+	used := float64(u.Total-min(u.Free, u.Total)) / float64(u.Total) * 100
+	d.percent.Store(int64(used))
+	switch {
+	case used >= d.high:
+		d.full.Store(true)
+	case used < d.low:
+		d.full.Store(false)
+	}
+	return nil
+}
+
+// storageFull answers 507 when the disk is over its high water.
+func (x *exchange) storageFull() bool {
+	if !x.s.disk.full.Load() {
+		return false
+	}
+	x.fail(http.StatusInsufficientStorage, "storage_full", "the data volume is above its high-water mark; nothing was applied")
+	return true
+}

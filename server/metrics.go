@@ -1,0 +1,284 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"queen/fsm"
+	"queen/server/rawjson"
+)
+
+// Observations are where a log and its planner report what they measure. All
+// functions are safe for concurrent use and do not block.
+type Observations struct {
+	Sync    func(d time.Duration, logs int)
+	Written func(entries, bytes int)
+	Hold    func(d time.Duration)
+	Planned func(calls, bytes int) // one entry: its calls and its encoded size
+}
+
+// metrics are what /metrics and /metrics/prometheus tell. Everything is in a
+// registry of its own, so that two servers in one process do not meet.
+type metrics struct {
+	registry *prometheus.Registry
+	handler  http.Handler
+	requests *prometheus.HistogramVec
+	on       bool
+
+	total                        atomic.Int64
+	pushed, popped, acked, kvOps atomic.Int64
+
+	observed *Observations
+}
+
+// secondsBuckets covers an fsync on fast storage up to a long stall.
+var secondsBuckets = []float64{.0001, .00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1, 2, 4, 8, 16, 32, 64}
+
+func newMetrics(s *Server) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry(), on: s.cfg.Metrics}
+	m.requests = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "queen_http_request_seconds", Help: "Time from a request's header to its answer, by route and status.",
+		Buckets: secondsBuckets,
+	}, []string{"route", "status"})
+	m.registry.MustRegister(m.requests, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.observed = m.observations()
+	m.registerCounters()
+	m.registerStatus(s)
+	m.registry.MustRegister(&depthCollector{s: s})
+	m.handler = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	return m
+}
+
+func (m *metrics) observations() *Observations {
+	sync := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "queen_raft_log_fsync_seconds", Help: "Time of one sync of the log writer; its count is the number of syncs.", Buckets: secondsBuckets,
+	})
+	hold := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "queen_raft_loop_hold_seconds", Help: "How long one turn held the group's loop.",
+		Buckets: []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5, 1},
+	})
+	bytes := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "queen_raft_group_bytes", Help: "Encoded size of one entry.", Buckets: prometheus.ExponentialBuckets(64, 4, 12),
+	})
+	calls := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "queen_raft_group_commands", Help: "Calls that were planned into one entry.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),
+	})
+	logs := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "queen_raft_log_fsync_logs", Help: "Queue logs that one sync covered.", Buckets: prometheus.ExponentialBuckets(1, 2, 10),
+	})
+	written := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "queen_raft_log_written_bytes_total", Help: "Bytes of records written to the queue logs.",
+	})
+	entries := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "queen_raft_log_entries_total", Help: "Entries written to the queue logs.",
+	})
+	m.registry.MustRegister(sync, hold, bytes, calls, logs, written, entries)
+	return &Observations{
+		Sync:    func(d time.Duration, n int) { sync.Observe(d.Seconds()); logs.Observe(float64(n)) },
+		Written: func(n, b int) { entries.Add(float64(n)); written.Add(float64(b)) },
+		Hold:    func(d time.Duration) { hold.Observe(d.Seconds()) },
+		Planned: func(n, b int) { calls.Observe(float64(n)); bytes.Observe(float64(b)) },
+	}
+}
+
+func (m *metrics) registerCounters() {
+	for _, c := range []struct {
+		name, help string
+		value      *atomic.Int64
+	}{
+		{"queen_process_push_messages_total", "Items of answered pushes and committed transactions.", &m.pushed},
+		{"queen_process_pop_messages_total", "Messages delivered.", &m.popped},
+		{"queen_process_ack_messages_total", "Acks answered.", &m.acked},
+		{"queen_kv_ops_total", "Key/value operations answered.", &m.kvOps},
+	} {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: c.name, Help: c.help},
+			func() float64 { return float64(c.value.Load()) }))
+	}
+}
+
+func (m *metrics) registerStatus(s *Server) {
+	gauge := func(name, help string, labels prometheus.Labels, fn func() float64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, fn))
+	}
+	index := func(kind string, of func(Status) uint64) {
+		gauge("queen_raft_index", "Indexes of this node's log.", prometheus.Labels{"kind": kind},
+			func() float64 { return float64(of(s.engine.Status())) })
+	}
+	index("log", func(st Status) uint64 { return st.Log })
+	index("committed", func(st Status) uint64 { return st.Commit })
+	index("applied", func(st Status) uint64 { return st.Applied })
+	index("durable", func(st Status) uint64 { return st.Durable })
+	gauge("queen_raft_inflight", "Entries planned and not committed.", nil, func() float64 { return float64(s.engine.Status().InFlight) })
+	gauge("queen_parked_long_polls", "Pops that wait for messages.", nil, func() float64 { return float64(s.engine.Status().Parked) })
+	gauge("queen_raft_storage_full", "1 when writes that grow storage are refused.", nil, func() float64 {
+		if s.disk.full.Load() {
+			return 1
+		}
+		return 0
+	})
+	gauge("queen_raft_admit_bytes", "Bytes of growing writes in flight.", nil, func() float64 {
+		used, _ := s.admission.state()
+		return float64(used)
+	})
+	gauge("queen_raft_admit_waiting", "Calls that wait for admission.", nil, func() float64 {
+		_, waiting := s.admission.state()
+		return float64(waiting)
+	})
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "queen_raft_admit_total", Help: "Outcomes of admission.", ConstLabels: prometheus.Labels{"outcome": "refused"},
+	}, func() float64 { return float64(s.admission.refused.Load()) }))
+	gauge("queen_uptime_seconds", "Age of the process.", nil, func() float64 { return s.cfg.Clock().Sub(s.started).Seconds() })
+}
+
+// routeStats measure one route. The observer of a status is looked up once.
+type routeStats struct {
+	m      *metrics
+	label  string
+	status [500]atomic.Pointer[prometheus.Observer]
+}
+
+func (m *metrics) route(label string) *routeStats { return &routeStats{m: m, label: label} }
+
+func (r *routeStats) observe(status int, took time.Duration) {
+	r.m.total.Add(1)
+	if !r.m.on {
+		return
+	}
+	i := min(max(status-100, 0), len(r.status)-1)
+	o := r.status[i].Load()
+	if o == nil {
+		made := r.m.requests.WithLabelValues(r.label, strconv.Itoa(status))
+		o = &made
+		r.status[i].Store(o)
+	}
+	(*o).Observe(took.Seconds())
+}
+
+// depthCollector reads the depth of the queues when it is scraped: the first
+// depthQueues by name of the default tenant, so that no number of queues makes
+// a scrape grow without end.
+type depthCollector struct{ s *Server }
+
+const depthQueues = 200
+
+var (
+	depthDesc   = prometheus.NewDesc("queen_queue_depth", "Messages behind the slowest group.", []string{"queue"}, nil)
+	leasedDesc  = prometheus.NewDesc("queen_queue_processing", "Of these, messages under a live lease.", []string{"queue"}, nil)
+	retainDesc  = prometheus.NewDesc("queen_queue_messages", "Retained messages.", []string{"queue"}, nil)
+	lettersDesc = prometheus.NewDesc("queen_dlq_depth_by_queue", "Dead letters.", []string{"queue"}, nil)
+	omittedDesc = prometheus.NewDesc("queen_queue_depth_truncated", "1 when there are more queues than are listed.", nil, nil)
+)
+
+func (c *depthCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{depthDesc, leasedDesc, retainDesc, lettersDesc, omittedDesc} {
+		ch <- d
+	}
+}
+
+func (c *depthCollector) Collect(ch chan<- prometheus.Metric) {
+	rows, ok := c.s.peekQueues(depthQueues + 1)
+	if !ok {
+		return
+	}
+	omitted := 0.0
+	if len(rows) > depthQueues {
+		rows, omitted = rows[:depthQueues], 1
+	}
+	ch <- prometheus.MustNewConstMetric(omittedDesc, prometheus.GaugeValue, omitted)
+	for i := range rows {
+		q := &rows[i]
+		label := strings.ToValidUTF8(q.Name, "\ufffd")
+		for _, g := range []struct {
+			desc *prometheus.Desc
+			n    int64
+		}{{depthDesc, q.Pending}, {leasedDesc, q.Processing}, {retainDesc, q.Total}, {lettersDesc, q.DeadLetters}} {
+			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, float64(g.n), label)
+		}
+	}
+}
+
+// peekQueues lists queues for a scrape, which must not hang on a broker that
+// decides nothing.
+func (s *Server) peekQueues(limit int) (rows []fsm.QueueInfo, ok bool) {
+	type answer struct{ rows []fsm.QueueInfo }
+	got := make(chan answer, 1)
+	var page []fsm.QueueInfo
+	call := &fsm.Call{
+		Tenant: defaultTenant,
+		Body:   &fsm.Read{Do: func(st *fsm.State) { page = st.Queues(defaultTenant, "", limit) }},
+		Done: func(err error) {
+			if err == nil {
+				got <- answer{page}
+				return
+			}
+			close(got)
+		},
+	}
+	if s.engine.Submit(call) != nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	select {
+	case a, ok := <-got:
+		return a.rows, ok
+	case <-ctx.Done():
+		return nil, false
+	}
+}
+
+func (s *Server) servePrometheus(x *exchange) {
+	s.metrics.handler.ServeHTTP(x.c.Writer, x.c.Request)
+}
+
+func (s *Server) serveMetrics(x *exchange) {
+	m, st := s.metrics, s.engine.Status()
+	dst := append(x.out[:0], `{"uptime":`...)
+	dst = strconv.AppendInt(dst, int64(s.cfg.Clock().Sub(s.started).Seconds()), 10)
+	dst = append(dst, `,"requests":{`...)
+	dst = appendInt(dst, "total", m.total.Load())
+	dst = append(dst, `},"messages":{`...)
+	dst = appendInt(dst, "total", m.pushed.Load()+m.popped.Load())
+	dst = append(dst, `},"memory":{`...)
+	dst = appendInt(dst, "rss", residentBytes())
+	dst = append(dst, `},"raft":`...)
+	dst = appendRaft(dst, &st)
+	x.out = append(dst, '}', '}')
+	_ = x.answer(http.StatusOK)
+}
+
+// residentBytes is the resident set of this process; 0 where it cannot be told.
+func residentBytes() int64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(data))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize())
+}
+
+// appendRaft appends the raft object without its closing brace.
+func appendRaft(dst []byte, st *Status) []byte {
+	dst = append(dst, `{"role":`...)
+	dst = rawjson.AppendString(dst, st.Role)
+	dst = append(dst, `,"leader":`...)
+	dst = rawjson.AppendBool(dst, st.HasLeader)
+	dst = appendInt(append(dst, ','), "term", int64(st.Term))
+	dst = appendInt(append(dst, ','), "applied", int64(st.Applied))
+	dst = appendInt(append(dst, ','), "commit", int64(st.Commit))
+	return appendInt(append(dst, ','), "lag", 0)
+}

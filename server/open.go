@@ -1,0 +1,229 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"queen/fsm"
+	"queen/internal/vfs"
+	"queen/raftlog"
+	"queen/recovery"
+)
+
+// StorageConfig is what Open needs: the data directory and how the group and
+// the planner on it run.
+type StorageConfig struct {
+	FS     vfs.FS
+	Dir    string
+	NodeID uint64
+	Logger *slog.Logger
+	// Group carries paces and sizes; Open fills in the rest.
+	Group   raftlog.Config
+	Planner fsm.Config
+	// Fatal is called when the broker can go on no more (a failed write or
+	// fsync): the process should end.
+	Fatal func(error)
+}
+
+// Broker is a running engine: the group on a data directory, driving the state
+// machine. It implements Engine.
+type Broker struct {
+	group    *raftlog.Group
+	machine  *machine
+	report   recovery.Report
+	observed observed
+}
+
+var _ Engine = (*Broker)(nil)
+
+// observed lets measurements begin before the server that collects them is
+// there.
+type observed struct {
+	mu  sync.RWMutex
+	obs *Observations
+}
+
+func (o *observed) get() *Observations {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.obs
+}
+
+// Observe gives the broker somewhere to report its measurements.
+func (b *Broker) Observe(o *Observations) {
+	b.observed.mu.Lock()
+	defer b.observed.mu.Unlock()
+	b.observed.obs = o
+}
+
+// Open boots the data directory and starts the group on it. Stop ends it.
+func Open(cfg StorageConfig) (*Broker, error) {
+	b := &Broker{}
+	b.machine = &machine{Machine: fsm.New(cfg.Planner), observed: &b.observed}
+	b.machine.preparing.calls = map[*fsm.Call]struct{}{}
+	g := cfg.Group
+	g.FS, g.Dir, g.NodeID, g.Logger, g.Fatal = cfg.FS, cfg.Dir, cfg.NodeID, cfg.Logger, cfg.Fatal
+	g.Machine = b.machine
+	started := make(chan struct{})
+	g.Prepare = func(call any) {
+		<-started // the group that a prepared call goes back to
+		b.prepare(call.(*fsm.Call))
+	}
+	g.Observer = b.observer()
+	group, report, err := recovery.Open(recovery.Config{Group: g})
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", cfg.Dir, err)
+	}
+	b.group, b.report = group, report
+	close(started)
+	return b, nil
+}
+
+// Report tells what the boot found and did.
+func (b *Broker) Report() recovery.Report { return b.report }
+
+// Submit hands a call to the planner.
+func (b *Broker) Submit(c *fsm.Call) error { return b.group.Submit(c) }
+
+// Reader reads the queue logs.
+func (b *Broker) Reader() raftlog.Reader { return b.group.Reader() }
+
+// Stop ends the group, and then what was still being prepared.
+func (b *Broker) Stop(ctx context.Context) error {
+	err := b.group.Stop(ctx)
+	for _, c := range b.machine.takePreparing() {
+		if c.Done != nil {
+			c.Done(fsm.ErrStopped)
+		}
+	}
+	return err
+}
+
+// Status translates the group's numbers.
+func (b *Broker) Status() Status {
+	g := b.group.Status()
+	st := Status{
+		Role: "candidate", HasLeader: g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
+		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
+	}
+	switch {
+	case g.Failed:
+		st.Role, st.Reason = "stopped", "the log cannot be written"
+	case !g.Leader:
+		st.Reason = "no leader is known"
+	default:
+		st.Role = "leader"
+	}
+	return st
+}
+
+func (b *Broker) observer() raftlog.Observer {
+	return raftlog.Observer{
+		Sync: func(d time.Duration, logs int) {
+			if o := b.observed.get(); o != nil {
+				o.Sync(d, logs)
+			}
+		},
+		Written: func(entries, bytes int) {
+			if o := b.observed.get(); o != nil {
+				o.Written(entries, bytes)
+			}
+		},
+		Hold: func(d time.Duration) {
+			if o := b.observed.get(); o != nil {
+				o.Hold(d)
+			}
+		},
+	}
+}
+
+// prepare looks up what a call needs from the disk and submits it again.
+func (b *Broker) prepare(c *fsm.Call) {
+	r := b.group.Reader()
+	err := c.Resolve(r, func(queue, partition, from uint64, max int, fn func(uint64, uint32, int64)) error {
+		times, err := r.AppendTimes(queue, partition, from, max)
+		for _, t := range times {
+			fn(t.First, t.Count, t.Time)
+		}
+		return err
+	})
+	if !b.machine.prepared(c) {
+		return // the stop has answered it
+	}
+	if err == nil {
+		err = b.group.Submit(c)
+	}
+	if err != nil && c.Done != nil {
+		c.Done(err)
+	}
+}
+
+// machine adapts the planner to the interface of the group, which knows no
+// calls, and keeps the calls that are being prepared, so that none is lost
+// when the group stops.
+type machine struct {
+	*fsm.Machine
+	observed *observed
+
+	preparing struct {
+		sync.Mutex
+		calls map[*fsm.Call]struct{}
+	}
+	batch   []*fsm.Call
+	waiting atomic.Int64 // pops that wait
+}
+
+var _ raftlog.Machine = (*machine)(nil)
+
+// Plan is the planner's, in the group's terms.
+func (m *machine) Plan(now int64, calls []any) raftlog.Plan {
+	m.batch = m.batch[:0]
+	for _, c := range calls {
+		m.batch = append(m.batch, c.(*fsm.Call))
+	}
+	p := m.Machine.Plan(now, m.batch)
+	clear(m.batch)
+	m.waiting.Store(int64(m.Machine.Parked()))
+	if o := m.observed.get(); o != nil && p.Data != nil {
+		o.Planned(len(calls), len(p.Data))
+	}
+	out := raftlog.Plan{Data: p.Data, Answer: p.Answer, Now: p.Now, Wake: p.Wake, More: p.More, SealThrough: p.SealThrough}
+	if len(p.Prepare) > 0 {
+		out.Prepare = m.keepPreparing(p.Prepare)
+	}
+	return out
+}
+
+func (m *machine) keepPreparing(calls []*fsm.Call) []any {
+	out := make([]any, len(calls))
+	m.preparing.Lock()
+	defer m.preparing.Unlock()
+	for i, c := range calls {
+		out[i] = c
+		m.preparing.calls[c] = struct{}{}
+	}
+	return out
+}
+
+// prepared ends the keeping of a call; false: somebody else ended it.
+func (m *machine) prepared(c *fsm.Call) bool {
+	m.preparing.Lock()
+	defer m.preparing.Unlock()
+	_, kept := m.preparing.calls[c]
+	delete(m.preparing.calls, c)
+	return kept
+}
+
+func (m *machine) takePreparing() (calls []*fsm.Call) {
+	m.preparing.Lock()
+	defer m.preparing.Unlock()
+	for c := range m.preparing.calls {
+		calls = append(calls, c)
+	}
+	clear(m.preparing.calls)
+	return calls
+}

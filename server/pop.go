@@ -1,0 +1,391 @@
+package server
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"queen/fsm"
+	"queen/internal/entry"
+	"queen/server/rawjson"
+)
+
+func (s *Server) servePopQueue(x *exchange) {
+	queue, ok := x.param("queue")
+	if !ok {
+		x.failPop(badPathName)
+		return
+	}
+	p, bad := parsePopQuery(x.c.Request.URL.RawQuery)
+	if bad != "" {
+		x.failPop(bad)
+		return
+	}
+	s.pop(x, &p, queue, "")
+}
+
+func (s *Server) servePopPartition(x *exchange) {
+	queue, ok1 := x.param("queue")
+	partition, ok2 := x.param("partition")
+	if !ok1 || !ok2 {
+		x.failPop(badPathName)
+		return
+	}
+	if partition == "" {
+		x.failPop("the partition name is empty")
+		return
+	}
+	p, bad := parsePopQuery(x.c.Request.URL.RawQuery)
+	if bad != "" {
+		x.failPop(bad)
+		return
+	}
+	p.autopilot = false
+	p.partitions, p.hasPartitions = 1, true
+	s.pop(x, &p, queue, partition)
+}
+
+func (s *Server) servePopDiscovery(x *exchange) {
+	p, bad := parsePopQuery(x.c.Request.URL.RawQuery)
+	switch {
+	case bad != "":
+		x.failPop(bad)
+		return
+	case !p.hasNamespace && !p.hasTask:
+		x.failPop("discovery needs namespace, task or both")
+		return
+	}
+	p.wait, p.autopilot = false, false
+	w := s.getWork(x.tenant)
+	w.pop.Namespace, w.pop.MatchNamespace = p.namespace, p.hasNamespace
+	w.pop.Task, w.pop.MatchTask = p.task, p.hasTask
+	s.popWith(x, w, &p)
+}
+
+const badPathName = "a name in the path is no valid percent-encoded UTF-8"
+
+// failPop answers a pop whose parameters are refused.
+func (x *exchange) failPop(prose string) {
+	x.out = append(x.out[:0], `{"success":false,"error":`...)
+	x.out = rawjson.AppendString(x.out, prose)
+	x.out = append(x.out, `,"messages":[]}`...)
+	_ = x.answer(http.StatusBadRequest)
+}
+
+func (s *Server) pop(x *exchange, p *popParams, queue, partition string) {
+	switch {
+	case queue == "":
+		x.failPop("the queue name is empty")
+		return
+	case !namesFit(queue, partition, p.group):
+		x.fail(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
+		return
+	}
+	w := s.getWork(x.tenant)
+	w.pop.Queue = w.name([]byte(queue))
+	if partition != "" {
+		w.pop.Partition = w.name([]byte(partition))
+	}
+	s.popWith(x, w, p)
+}
+
+// popWith completes the call from the parameters, runs it and answers.
+func (s *Server) popWith(x *exchange, w *work, p *popParams) {
+	if bad := p.conflationProblem(); bad != "" {
+		s.putWork(w)
+		x.failPop(bad)
+		return
+	}
+	pop := &w.pop
+	pop.Group = fsm.QueueMode
+	if p.group != "" && p.group != fsm.QueueMode {
+		pop.Group = w.name([]byte(p.group))
+		pop.Mode, pop.From = p.subscription()
+	}
+	pop.Batch, pop.Partitions = defaultBatch, 1
+	if p.hasBatch {
+		pop.Batch = clampBatch(p.batch)
+	}
+	if p.hasPartitions {
+		pop.Partitions = int(min(max(p.partitions, 1), maxPartitions))
+	}
+	pop.LeaseSeconds = min(max(p.lease, 0), maxLeaseSecond)
+	pop.CommitOnDelivery = p.commit
+	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
+		pop.Worker = worker
+	}
+	pop.LeaseID = s.ids.mint()
+	deadline := s.cfg.Limits.PopTimeout
+	if p.wait {
+		deadline = s.waitTime(p)
+		pop.WaitMicros = max(0, deadline-s.cfg.Limits.ReplyMargin).Microseconds()
+		if s.stopping.Load() {
+			pop.WaitMicros = 0
+		}
+		x.parked = true
+	}
+	report := p.autopilotReport(pop)
+	if err := s.run(w, pop, 256, x.remaining(deadline), x.c.Request.Context().Done()); err != nil {
+		s.ended(w, err)
+		x.undecided(err)
+		return
+	}
+	s.answerPop(x, w, report)
+}
+
+// waitTime is how long a waiting pop may take.
+func (s *Server) waitTime(p *popParams) time.Duration {
+	if !p.hasTimeout {
+		return s.cfg.Limits.PopTimeout
+	}
+	return time.Duration(min(max(p.timeout, 0), maxTimeout.Milliseconds())) * time.Millisecond
+}
+
+func (p *popParams) conflationProblem() string {
+	switch {
+	case !p.conflation:
+		return ""
+	case p.group == "":
+		return "conflation=true needs a consumerGroup"
+	case p.commit:
+		return "conflation=true cannot be combined with commitOnDelivery"
+	default:
+		return "this broker does not conflate yet"
+	}
+}
+
+// autopilotReport is the answer's autopilot object: the values used, when the
+// flag chose at least one of them.
+func (p *popParams) autopilotReport(pop *fsm.Pop) (report [2]int) {
+	if p.autopilot && p.group != "" && !(p.hasBatch && p.hasPartitions) {
+		return [2]int{pop.Partitions, pop.Batch}
+	}
+	return report
+}
+
+// answerPop reads the payloads of what was claimed and answers. The claims go
+// back when the client turns out to be gone or a payload cannot be read.
+func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
+	pop := &w.pop
+	if len(pop.Claims) == 0 {
+		s.putWork(w)
+		x.empty(http.StatusNoContent)
+		return
+	}
+	if x.c.Request.Context().Err() != nil {
+		s.handBackLater(x.tenant, w)
+		x.empty(statusClientGone)
+		return
+	}
+	out, n, err := s.appendPop(x.out[:0], pop, report)
+	x.out = out
+	if err != nil {
+		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
+		s.unwell("a stored payload cannot be read; see the log")
+		s.handBackLater(x.tenant, w)
+		x.fail(http.StatusInternalServerError, "internal", "a stored message cannot be read")
+		return
+	}
+	if n == 0 {
+		s.handBackLater(x.tenant, w)
+		x.empty(http.StatusNoContent)
+		return
+	}
+	s.metrics.popped.Add(int64(n))
+	if err := x.answer(http.StatusOK); err != nil || x.flush() != nil {
+		s.handBackLater(x.tenant, w)
+		return
+	}
+	s.putWork(w)
+}
+
+// flush sends what was written and reports whether it went out. Without it a
+// small answer would only be sent after the handler, where nobody would learn
+// that the connection is dead.
+func (x *exchange) flush() error {
+	return http.NewResponseController(x.c.Writer).Flush()
+}
+
+// handBackLater gives the claims of w back without holding up the answer, and
+// ends the work.
+func (s *Server) handBackLater(tenant string, w *work) {
+	s.abandoned.Add(1)
+	go func() {
+		defer s.abandoned.Done()
+		s.handBack(tenant, &w.pop)
+		s.putWork(w)
+	}()
+}
+
+// appendPop appends the answer of a pop and counts its messages.
+func (s *Server) appendPop(dst []byte, pop *fsm.Pop, report [2]int) (out []byte, n int, err error) {
+	lease := ""
+	if !pop.CommitOnDelivery {
+		lease = textOfID(pop.LeaseID)
+	}
+	first := pop.Claims[0]
+	dst = append(dst, `{"success":true,"queue":`...)
+	dst = rawjson.AppendString(dst, pop.Queue)
+	dst = append(dst, `,"partition":`...)
+	dst = rawjson.AppendString(dst, first.Partition)
+	dst = append(dst, `,"partitionId":"`...)
+	dst = strconv.AppendUint(dst, first.PartitionID, 10)
+	dst = append(dst, `","leaseId":"`...)
+	dst = append(dst, lease...)
+	dst = append(dst, `","leaseExpiresAt":`...)
+	dst = appendExpiry(dst, earliest(pop.Claims))
+	dst = append(dst, `,"consumerGroup":`...)
+	dst = rawjson.AppendString(dst, pop.Group)
+	dst = append(dst, `,"messages":[`...)
+	for _, c := range pop.Claims {
+		var found int
+		var err error
+		if dst, found, err = s.appendClaim(dst, pop, c, lease); err != nil {
+			return dst, 0, err
+		}
+		if n += found; found > 0 {
+			dst = append(dst, ',')
+		}
+	}
+	if dst[len(dst)-1] == ',' {
+		dst = dst[:len(dst)-1]
+	}
+	dst = append(dst, `],"partitionsClaimed":`...)
+	dst = strconv.AppendInt(dst, int64(len(pop.Claims)), 10)
+	if report[0] > 0 {
+		dst = append(dst, `,"autopilot":{"partitions":`...)
+		dst = strconv.AppendInt(dst, int64(report[0]), 10)
+		dst = append(dst, `,"batch":`...)
+		dst = strconv.AppendInt(dst, int64(report[1]), 10)
+		dst = append(dst, `,"waitMs":0}`...)
+	}
+	return append(dst, '}'), n, nil
+}
+
+// earliest is when the first lease of the claims ends.
+func earliest(claims []*fsm.Claim) int64 {
+	e := claims[0].Expires
+	for _, c := range claims[1:] {
+		e = min(e, c.Expires)
+	}
+	return e
+}
+
+func appendExpiry(dst []byte, micros int64) []byte {
+	if micros == 0 {
+		return append(dst, "null"...)
+	}
+	return rawjson.AppendMicros(dst, micros)
+}
+
+// appendClaim appends the messages of one claim, comma-separated, and leaves
+// their transactionIds with the claim, so that acks need no look-up.
+func (s *Server) appendClaim(dst []byte, pop *fsm.Pop, c *fsm.Claim, lease string) (out []byte, found int, err error) {
+	tail := s.claimTail(pop, c, lease)
+	items := make([]fsm.BatchItem, 0, c.Count)
+	// One string holds all ids; each item is a part of it.
+	var ids []byte
+	ends := make([]int, 0, c.Count)
+	settled := c.Settled
+	err = s.engine.Reader().ReadMessages(c.QueueID, c.PartitionID, c.From, c.To,
+		func(offset uint64, micros int64, m *entry.Message) (err error) {
+			for len(settled) > 0 && settled[0].Hi < offset {
+				settled = settled[1:]
+			}
+			if len(settled) > 0 && settled[0].Lo <= offset {
+				return nil
+			}
+			if found++; found > 1 {
+				dst = append(dst, ',')
+			}
+			from := len(ids)
+			ids = m.AppendTxn(ids)
+			ends = append(ends, len(ids))
+			items = append(items, fsm.BatchItem{Offset: offset, Hash: xxhash.Sum64(ids[from:])})
+			dst, err = s.appendMessage(dst, ids[from:], offset, micros, m)
+			dst = append(dst, tail...)
+			return err
+		})
+	if err != nil {
+		return dst, 0, &claimError{c, found, err}
+	}
+	if found != c.Count {
+		// Retention or the removal of the queue was faster than this read.
+		s.log.Warn("a claim delivers less than it covers", "queue", c.Queue, "partition", c.Partition,
+			"from", c.From, "to", c.To, "expected", c.Count, "found", found)
+	}
+	if c.Batch != nil {
+		all, from := string(ids), 0
+		for i, end := range ends {
+			items[i].Txn, from = all[from:end], end
+		}
+		c.Batch.Store(items)
+	}
+	return dst, found, nil
+}
+
+// claimError says which messages of a claim could not be delivered.
+type claimError struct {
+	c     *fsm.Claim
+	found int
+	err   error
+}
+
+func (e *claimError) Error() string {
+	return "queue " + strconv.Quote(e.c.Queue) + " partition " + strconv.Quote(e.c.Partition) +
+		" (" + strconv.FormatUint(e.c.PartitionID, 10) + ") offsets " + strconv.FormatUint(e.c.From, 10) +
+		" to " + strconv.FormatUint(e.c.To, 10) + ": expected " + strconv.Itoa(e.c.Count) + " messages, found " +
+		strconv.Itoa(e.found) + ": " + e.err.Error()
+}
+
+func (e *claimError) Unwrap() error { return e.err }
+
+// appendMessage appends a message up to its creation time; the rest, which is
+// the same for the whole claim, is claimTail.
+func (s *Server) appendMessage(dst, txn []byte, offset uint64, micros int64, m *entry.Message) ([]byte, error) {
+	dst = append(dst, `{"id":`...)
+	dst = appendID(dst, m.ID)
+	dst = append(dst, `,"transactionId":`...)
+	dst = rawjson.AppendString(dst, txn)
+	if m.HasTrace {
+		dst = appendID(append(dst, `,"traceId":`...), m.TraceID)
+	} else {
+		dst = append(dst, `,"traceId":null`...)
+	}
+	dst = append(dst, `,"data":`...)
+	dst, err := s.packer.appendPayload(dst, m)
+	if err != nil {
+		return dst, err
+	}
+	if len(m.ProducerSub) > 0 {
+		dst = rawjson.AppendString(append(dst, `,"producerSub":`...), m.ProducerSub)
+	} else {
+		dst = append(dst, `,"producerSub":null`...)
+	}
+	dst = append(dst, `,"createdAt":`...)
+	dst = rawjson.AppendMicros(dst, micros)
+	dst = append(dst, `,"offset":`...)
+	return strconv.AppendUint(dst, offset, 10), nil
+}
+
+// claimTail is the end of every message object of a claim.
+func (s *Server) claimTail(pop *fsm.Pop, c *fsm.Claim, lease string) []byte {
+	dst := make([]byte, 0, 320)
+	dst = append(dst, `,"queue":`...)
+	dst = rawjson.AppendString(dst, c.Queue)
+	dst = append(dst, `,"partitionId":"`...)
+	dst = strconv.AppendUint(dst, c.PartitionID, 10)
+	dst = append(dst, `","partition":`...)
+	dst = rawjson.AppendString(dst, c.Partition)
+	dst = append(dst, `,"leaseId":"`...)
+	dst = append(dst, lease...)
+	dst = append(dst, `","leaseExpiresAt":`...)
+	dst = appendExpiry(dst, c.Expires)
+	dst = append(dst, `,"consumerGroup":`...)
+	dst = rawjson.AppendString(dst, pop.Group)
+	dst = append(dst, `,"deliveryAttempt":`...)
+	dst = strconv.AppendInt(dst, int64(c.Attempt), 10)
+	return append(dst, '}')
+}

@@ -1,0 +1,260 @@
+package server
+
+import (
+	"net/http"
+	"strconv"
+
+	"queen/fsm"
+	"queen/server/rawjson"
+)
+
+// readPage is how many rows one visit to the loop reads: a page takes well
+// under a millisecond.
+const readPage = 500
+
+func (s *Server) serveQueueList(x *exchange) {
+	tenant, after, n := x.tenant, "", 0
+	out := append(x.out[:0], `{"queues":[`...)
+	for first := true; ; first = false {
+		var page []fsm.QueueInfo
+		if !s.read(x, func(st *fsm.State) {
+			if first || after != "" {
+				page = st.Queues(tenant, after, readPage)
+			}
+		}) {
+			return
+		}
+		for i := range page {
+			if n > 0 {
+				out = append(out, ',')
+			}
+			n++
+			out = appendQueueRow(out, &page[i])
+		}
+		if len(page) < readPage {
+			break
+		}
+		after = page[len(page)-1].Name
+	}
+	x.out = append(out, ']', '}')
+	_ = x.answer(http.StatusOK)
+}
+
+func appendQueueHead(dst []byte, q *fsm.QueueInfo) []byte {
+	dst = append(dst, `{"id":"`...)
+	dst = strconv.AppendUint(dst, q.ID, 10)
+	dst = append(dst, `","name":`...)
+	dst = rawjson.AppendString(dst, q.Name)
+	dst = append(dst, `,"namespace":`...)
+	dst = rawjson.AppendString(dst, q.Options.Namespace)
+	dst = append(dst, `,"task":`...)
+	dst = rawjson.AppendString(dst, q.Options.Task)
+	dst = append(dst, `,"createdAt":`...)
+	return rawjson.AppendMillis(dst, q.Created)
+}
+
+func appendInt(dst []byte, name string, n int64) []byte {
+	dst = append(append(append(dst, '"'), name...), `":`...)
+	return strconv.AppendInt(dst, n, 10)
+}
+
+func appendQueueRow(dst []byte, q *fsm.QueueInfo) []byte {
+	dst = appendQueueHead(dst, q)
+	dst = appendInt(append(dst, ','), "partitions", int64(q.Partitions))
+	dst = appendInt(append(dst, ','), "retainedBytes", q.RetainedBytes)
+	dst = append(dst, `,"segments":{`...)
+	dst = appendInt(dst, "messages", q.Total)
+	dst = append(dst, `},"messages":{`...)
+	dst = appendInt(dst, "total", q.Total)
+	dst = appendInt(append(dst, ','), "pending", q.Pending)
+	dst = appendInt(append(dst, ','), "processing", q.Processing)
+	return append(dst, '}', '}')
+}
+
+// counts are the numbers of stats and totals.
+type counts struct{ total, pending, processing, completed, dead int64 }
+
+func (c *counts) appendTo(dst []byte) []byte {
+	dst = appendInt(append(dst, '{'), "total", c.total)
+	dst = appendInt(append(dst, ','), "pending", c.pending)
+	dst = appendInt(append(dst, ','), "processing", c.processing)
+	dst = appendInt(append(dst, ','), "completed", c.completed)
+	dst = append(dst, `,"failed":null,`...)
+	return append(appendInt(dst, "deadLetter", c.dead), '}')
+}
+
+// queueName reads the queue of a path; false: it has answered.
+func (x *exchange) queueName() (string, bool) {
+	queue, ok := x.param("queue")
+	if !ok {
+		x.fail(http.StatusBadRequest, "bad_request", badPathName)
+	}
+	return queue, ok
+}
+
+func (x *exchange) queueNotFound() {
+	x.out = append(x.out[:0], `{"error":"Queue not found"}`...)
+	_ = x.answer(http.StatusNotFound)
+}
+
+func (s *Server) serveQueue(x *exchange) {
+	name, ok := x.queueName()
+	if !ok {
+		return
+	}
+	var (
+		q     fsm.QueueInfo
+		found bool
+		parts []fsm.PartitionInfo
+	)
+	tenant := x.tenant
+	for offset := 0; ; offset += readPage {
+		var page []fsm.PartitionInfo
+		if !s.read(x, func(st *fsm.State) {
+			if offset == 0 {
+				q, found = st.Queue(tenant, name)
+			}
+			page = st.Partitions(tenant, name, offset, readPage)
+		}) {
+			return
+		}
+		parts = append(parts, page...)
+		if len(page) < readPage {
+			break
+		}
+	}
+	if !found {
+		x.queueNotFound()
+		return
+	}
+	x.out = appendQueueDetail(x.out[:0], &q, parts)
+	_ = x.answer(http.StatusOK)
+}
+
+func appendQueueDetail(dst []byte, q *fsm.QueueInfo, parts []fsm.PartitionInfo) []byte {
+	dst = appendQueueHead(dst, q)
+	dst = append(dst, `,"options":`...)
+	dst = appendOptions(dst, &q.Options, true)
+	dst = append(dst, `,"partitions":[`...)
+	for i := range parts {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendPartition(dst, &parts[i])
+	}
+	dst = append(dst, `],"totals":`...)
+	total := counts{q.Total, q.Pending, q.Processing, q.Completed, q.DeadLetters}
+	dst = total.appendTo(dst)
+	dst = appendInt(append(dst, ','), "retainedBytes", q.RetainedBytes)
+	dst = append(dst, `,"segments":{`...)
+	return append(appendInt(dst, "messages", q.Total), '}', '}')
+}
+
+func appendPartition(dst []byte, p *fsm.PartitionInfo) []byte {
+	dst = append(dst, `{"id":"`...)
+	dst = strconv.AppendUint(dst, p.ID, 10)
+	dst = append(dst, `","name":`...)
+	dst = rawjson.AppendString(dst, p.Name)
+	dst = append(dst, `,"createdAt":`...)
+	dst = rawjson.AppendMillis(dst, p.Created)
+	dst = append(dst, `,"stats":`...)
+	c := counts{p.Total, p.Pending, p.Processing, max(p.Total-p.Pending, 0), p.DeadLetters}
+	dst = c.appendTo(dst)
+	dst = append(dst, `,"oldestMessage":`...)
+	dst = append(dst, `null,"newestMessage":`...)
+	dst = appendExpiry(dst, p.LastAppend)
+	return append(dst, '}')
+}
+
+// maxDepthRows bounds the partitions that a depth answer lists.
+const maxDepthRows = 10_000
+
+func (s *Server) serveQueueDepth(x *exchange) {
+	name, ok := x.queueName()
+	if !ok {
+		return
+	}
+	group, hasGroup := "", false
+	if !query(x.c.Request.URL.RawQuery, func(n, v string) bool {
+		if n == "group" && v != "" && !hasGroup {
+			group, hasGroup = v, true
+		}
+		return true
+	}) {
+		x.fail(http.StatusBadRequest, "bad_request", "the query has an escape that does not parse")
+		return
+	}
+	var (
+		d     fsm.DepthInfo
+		found bool
+	)
+	tenant := x.tenant
+	if !s.read(x, func(st *fsm.State) { d, found = st.Depth(tenant, name, group, hasGroup, maxDepthRows) }) {
+		return
+	}
+	if !found {
+		x.queueNotFound()
+		return
+	}
+	x.out = appendDepth(x.out[:0], name, group, hasGroup, &d)
+	_ = x.answer(http.StatusOK)
+}
+
+func appendDepth(dst []byte, queue, group string, hasGroup bool, d *fsm.DepthInfo) []byte {
+	dst = append(dst, `{"queue":`...)
+	dst = rawjson.AppendString(dst, queue)
+	dst = append(dst, `,"group":`...)
+	if hasGroup {
+		dst = rawjson.AppendString(dst, group)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	ready := max(d.Pending-d.Processing, 0)
+	dst = appendInt(append(dst, ','), "pending", d.Pending)
+	dst = appendInt(append(dst, ','), "processing", d.Processing)
+	dst = appendInt(append(dst, ','), "ready", ready)
+	dst = appendInt(append(dst, ','), "partitionsPending", d.PartitionsPending)
+	dst = appendInt(append(dst, ','), "partitionsReady", d.PartitionsReady)
+	dst = append(dst, `,"conflation":false,`...)
+	dst = appendInt(dst, "effectivePending", d.Pending)
+	dst = appendInt(append(dst, ','), "effectiveReady", ready)
+	dst = append(dst, `,"partitions":[`...)
+	for i := range d.Partitions {
+		p := &d.Partitions[i]
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, `{"partition":`...)
+		dst = rawjson.AppendString(dst, p.Name)
+		dst = appendInt(append(dst, ','), "pending", p.Pending)
+		dst = appendInt(append(dst, ','), "processing", p.Processing)
+		dst = append(appendInt(append(dst, ','), "ready", max(p.Pending-p.Processing, 0)), '}')
+	}
+	return append(dst, ']', '}')
+}
+
+func (s *Server) serveQueueDelete(x *exchange) {
+	name, ok := x.queueName()
+	if !ok {
+		return
+	}
+	w := s.getWork(x.tenant)
+	call := &fsm.DeleteQueue{Queue: name}
+	if err := s.run(w, call, 128, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
+		s.ended(w, err)
+		x.undecided(err)
+		return
+	}
+	s.putWork(w)
+	x.out = append(x.out[:0], `{"deleted":`...)
+	x.out = rawjson.AppendBool(x.out, call.Existed)
+	x.out = append(x.out, `,"queue":`...)
+	x.out = rawjson.AppendString(x.out, name)
+	x.out = append(x.out, `,"existed":`...)
+	x.out = rawjson.AppendBool(x.out, call.Existed)
+	if !call.Existed {
+		x.out = append(x.out, `,"message":"Queue not found"`...)
+	}
+	x.out = append(x.out, '}')
+	_ = x.answer(http.StatusOK)
+}

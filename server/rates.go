@@ -1,0 +1,83 @@
+package server
+
+import (
+	"net/http"
+	"sync"
+	"time"
+)
+
+// rates are the token buckets of KV calls, one pair for each tenant.
+type rates struct {
+	limits Limits
+	clock  func() time.Time
+
+	mu struct {
+		sync.Mutex
+		tenants map[string]*[2]bucket // read, write
+	}
+}
+
+type bucket struct {
+	tokens float64
+	last   time.Time
+}
+
+func newRates(l Limits, clock func() time.Time) *rates {
+	r := &rates{limits: l, clock: clock}
+	r.mu.tenants = map[string]*[2]bucket{}
+	return r
+}
+
+// Verdicts of spend.
+const (
+	rateOK = iota
+	rateOver
+	rateTooManyTenants
+)
+
+// spend takes a token; when there is none it tells how long one takes.
+func (r *rates) spend(tenant string, write bool) (verdict int, wait time.Duration) {
+	rate, burst, i := r.limits.KVReadRate, r.limits.KVReadBurst, 0
+	if write {
+		rate, burst, i = r.limits.KVWriteRate, r.limits.KVWriteBurst, 1
+	}
+	if rate <= 0 {
+		return rateOK, 0
+	}
+	now := r.clock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pair := r.mu.tenants[tenant]
+	if pair == nil {
+		if len(r.mu.tenants) >= r.limits.KVTenants {
+			return rateTooManyTenants, 0
+		}
+		pair = &[2]bucket{{r.limits.KVReadBurst, now}, {r.limits.KVWriteBurst, now}}
+		r.mu.tenants[tenant] = pair
+	}
+	b := &pair[i]
+	b.tokens = min(max(burst, 1), b.tokens+now.Sub(b.last).Seconds()*rate)
+	b.last = now
+	if b.tokens >= 1 {
+		b.tokens--
+		return rateOK, 0
+	}
+	return rateOver, time.Duration((1 - b.tokens) / rate * float64(time.Second))
+}
+
+// spendRate takes a token for a call; when there is none it answers 429 and
+// returns false.
+func (x *exchange) spendRate(tenant string, write bool) bool {
+	verdict, wait := x.s.rates.spend(tenant, write)
+	switch verdict {
+	case rateOK:
+		return true
+	case rateOver:
+		x.retryAfter(1 + int(wait/time.Second))
+		x.failReason(http.StatusTooManyRequests, "rate_limited", "", "the tenant's rate of KV calls is spent")
+	default:
+		x.retryAfter(1)
+		x.failReason(http.StatusServiceUnavailable, "kv_unavailable", "kv_unavailable", "too many tenants on this node")
+	}
+	return false
+}

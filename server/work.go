@@ -1,0 +1,196 @@
+package server
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"queen/fsm"
+	"queen/server/rawjson"
+)
+
+// work is one call and everything that it refers to: the body, the strings cut
+// from it, the packed messages, the results.
+//
+// Invariant (ownership): from a successful Submit until Call.Done, a work
+// belongs to the engine. The handler reads and reuses nothing of it before it
+// has received from done. A handler that gives up waiting gives the work to
+// Server.abandon, which waits for done in its place; only the one that has
+// received from done may put the work back into the pool. So a body is never
+// overwritten under a plan that still reads it, however late that plan is.
+type work struct {
+	call  fsm.Call
+	done  chan error // capacity 1: Done never blocks
+	timer *time.Timer
+
+	body  []byte
+	arena []byte // packed messages and what else had to be copied
+	scan  rawjson.Scanner
+	names map[string]string
+
+	push     fsm.Push
+	pop      fsm.Pop
+	ack      fsm.Ack
+	txn      fsm.Txn
+	kv       fsm.KV
+	timers   fsm.Timers
+	order    []element // what the operations of a transaction are, in order
+	leases   [][]byte  // own lease of each ack, as text; empty: none
+	required [][]byte
+	echoes   [][]byte // txn that a timer operation was sent with
+
+	admitted int64 // bytes to give back to the admission budget
+}
+
+// maxPooled is the size up to which a buffer goes back into a pool with its
+// work; bigger ones are left to the collector, so that one large body does not
+// stay in memory for good.
+const maxPooled = 256 << 10
+
+const maxNames = 4096
+
+var workPool = sync.Pool{New: func() any {
+	w := &work{done: make(chan error, 1), timer: time.NewTimer(time.Hour), names: map[string]string{}}
+	w.timer.Stop()
+	w.call.Done = w.finish
+	return w
+}}
+
+// finish is Call.Done.
+func (w *work) finish(err error) { w.done <- err }
+
+func (s *Server) getWork(tenant string) *work {
+	w := workPool.Get().(*work)
+	w.call = fsm.Call{Tenant: tenant, Done: w.call.Done}
+	return w
+}
+
+// putWork ends the life of a work that the engine does not hold.
+func (s *Server) putWork(w *work) {
+	if w.admitted > 0 {
+		s.admission.release(w.admitted)
+		w.admitted = 0
+	}
+	if cap(w.body) > maxPooled {
+		w.body = nil
+	}
+	if cap(w.arena) > maxPooled {
+		w.arena = nil
+	}
+	w.reset()
+	workPool.Put(w)
+}
+
+func (w *work) reset() {
+	w.body, w.arena = w.body[:0], w.arena[:0]
+	w.scan.Release(maxPooled)
+	w.push.Items, w.push.Groups = cleared(w.push.Items), cleared(w.push.Groups)
+	w.pop = fsm.Pop{}
+	w.ack.Items = cleared(w.ack.Items)
+	w.txn.Push.Items, w.txn.Push.Groups = cleared(w.txn.Push.Items), cleared(w.txn.Push.Groups)
+	w.txn = fsm.Txn{
+		Acks: cleared(w.txn.Acks), Push: w.txn.Push, Positions: cleared(w.txn.Positions),
+		KV: cleared(w.txn.KV), Timers: cleared(w.txn.Timers),
+	}
+	w.kv = fsm.KV{Ops: cleared(w.kv.Ops)}
+	w.timers.Ops = cleared(w.timers.Ops)
+	w.order, w.leases, w.required, w.echoes = w.order[:0], cleared(w.leases), cleared(w.required), cleared(w.echoes)
+}
+
+// maxKept is the number of elements up to which a slice is kept for reuse.
+const maxKept = 1024
+
+func cleared[T any](v []T) []T {
+	if cap(v) > maxKept {
+		return nil
+	}
+	clear(v)
+	return v[:0]
+}
+
+// name makes a string of b, the same one for a name that came before: most
+// bodies repeat a few queues, partitions and groups.
+func (w *work) name(b []byte) string {
+	if s, ok := w.names[string(b)]; ok {
+		return s
+	}
+	if len(w.names) >= maxNames {
+		clear(w.names)
+	}
+	s := string(b)
+	if len(s) <= nameBytes {
+		w.names[s] = s
+	}
+	return s
+}
+
+// keep copies b into the arena.
+func (w *work) keep(b []byte) []byte {
+	from := len(w.arena)
+	w.arena = append(w.arena, b...)
+	return w.arena[from:len(w.arena):len(w.arena)]
+}
+
+// Errors of run. After both the work is no longer the caller's.
+var (
+	errTimeout = errors.New("the deadline passed before the outcome was known")
+	errGone    = errors.New("the client left")
+)
+
+// run hands the call in w to the engine and waits for its outcome, for d at
+// most or until gone is closed (nil: it does not matter whether the client
+// stays). After errTimeout and errGone the work has been abandoned; after any
+// other result it is the caller's again.
+func (s *Server) run(w *work, body any, size int, d time.Duration, gone <-chan struct{}) error {
+	w.call.Body, w.call.Size = body, size
+	if err := s.engine.Submit(&w.call); err != nil {
+		return err
+	}
+	w.timer.Reset(max(d, 0))
+	select {
+	case err := <-w.done:
+		w.timer.Stop()
+		return err
+	case <-w.timer.C:
+		s.abandon(w)
+		return errTimeout
+	case <-gone:
+		w.timer.Stop()
+		s.abandon(w)
+		return errGone
+	}
+}
+
+// abandon takes over a work whose outcome nobody waits for. Claims of a pop go
+// back (nobody can receive them).
+func (s *Server) abandon(w *work) {
+	w.call.Gone.Store(true)
+	s.abandoned.Add(1)
+	go func() {
+		defer s.abandoned.Done()
+		err := <-w.done
+		if pop, ok := w.call.Body.(*fsm.Pop); ok && err == nil {
+			s.handBack(w.call.Tenant, pop)
+		}
+		s.putWork(w)
+	}()
+}
+
+// handBack returns the claims of a pop whose answer nobody received, and waits
+// until that is decided. What was committed on delivery stays delivered.
+func (s *Server) handBack(tenant string, pop *fsm.Pop) {
+	if len(pop.Claims) == 0 || pop.CommitOnDelivery {
+		return
+	}
+	done := make(chan error, 1)
+	call := &fsm.Call{
+		Tenant: tenant,
+		Body:   &fsm.HandBack{LeaseID: pop.LeaseID, Claims: pop.Claims},
+		Done:   func(err error) { done <- err },
+	}
+	if err := s.engine.Submit(call); err != nil {
+		s.log.Warn("a claim could not be handed back; its lease runs until it expires", "error", err)
+		return
+	}
+	<-done
+}
