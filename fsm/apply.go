@@ -25,13 +25,15 @@ func (m *Machine) Apply(index, term uint64, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("entry %d (term %d): %w", index, term, err)
 	}
+	// Effects first: the row of a new partition is written before its first
+	// append, which says where the partition ends now.
+	if err := m.applyEffects(e.Effects); err != nil {
+		return fmt.Errorf("entry %d (term %d): %w", index, term, err)
+	}
 	for _, a := range e.Appends {
 		if err := m.applyAppend(a); err != nil {
 			return fmt.Errorf("entry %d (term %d): %w", index, term, err)
 		}
-	}
-	if err := m.applyEffects(e.Effects); err != nil {
-		return fmt.Errorf("entry %d (term %d): %w", index, term, err)
 	}
 	m.s.time = max(m.s.time, e.Time)
 	return nil

@@ -2,9 +2,13 @@ package index
 
 import (
 	"encoding/binary"
+	"flag"
 	"path"
+	"strconv"
+	"testing"
 
 	"github.com/cespare/xxhash/v2"
+	"pgregory.net/rapid"
 
 	"queen/internal/vfs"
 )
@@ -33,3 +37,14 @@ func writeAll(t interface{ Fatal(...any) }, fs vfs.FS, name string, b []byte) {
 }
 
 func appendSum(b []byte) []byte { return binary.LittleEndian.AppendUint64(b, xxhash.Sum64(b)) }
+
+// checkSome is rapid.Check with fewer runs, for properties that take long. A
+// -rapid.checks on the command line above the default decides instead.
+func checkSome(t *testing.T, runs int, prop func(*rapid.T)) {
+	f := flag.Lookup("rapid.checks")
+	if before := f.Value.String(); before == f.DefValue {
+		check(t, flag.Set(f.Name, strconv.Itoa(runs)))
+		defer flag.Set(f.Name, before)
+	}
+	rapid.Check(t, prop)
+}

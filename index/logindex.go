@@ -41,6 +41,7 @@ type LogIndex struct {
 		tables   *tableList
 		memory   []*fileMemory // rising by seq
 		garbage  []string      // table files that are of no use
+		found    []*tablePair  // every readable pair, until Reconcile
 		problems []error
 	}
 }
@@ -103,8 +104,8 @@ func OpenLogIndex(fsys vfs.FS, dir string, cache *TableCache) (*LogIndex, error)
 			pairs = append(pairs, p)
 		}
 	}
-	kept, _ := claim(pairs, nil)
-	x.mu.tables = newTableList(kept)
+	kept, _ := claim(pairs, newestFiles(pairs))
+	x.mu.tables, x.mu.found = newTableList(kept), pairs
 	return x, nil
 }
 
@@ -131,9 +132,8 @@ func (x *LogIndex) openPair(level int, first, last uint64) (*tablePair, error) {
 
 // claim decides which pair speaks for which file: the highest level does, so a
 // merge that a crash interrupted before it removed its sources has no effect.
-// files, when not nil, are the segments that are there: what describes another
-// generation or size speaks for nothing. dropped are the pairs that speak for
-// no file.
+// files are the segments that are there: what describes another generation or
+// size speaks for nothing. dropped are the pairs that speak for no file.
 func claim(pairs []*tablePair, files []FileID) (kept, dropped []*tablePair) {
 	there := make(map[uint64]FileID, len(files))
 	for _, f := range files {
@@ -146,11 +146,7 @@ func claim(pairs []*tablePair, files []FileID) (kept, dropped []*tablePair) {
 		q := *p
 		q.dead = nil
 		for _, f := range p.files {
-			alive := !taken[f.Seq] && !p.isDead(f.Seq)
-			if files != nil {
-				alive = alive && there[f.Seq] == FileID{f.Seq, f.Generation, f.Size}
-			}
-			if alive {
+			if !taken[f.Seq] && !p.isDead(f.Seq) && there[f.Seq] == f.id() {
 				taken[f.Seq] = true
 			} else {
 				q.dead = append(q.dead, f.Seq)
@@ -164,6 +160,26 @@ func claim(pairs []*tablePair, files []FileID) (kept, dropped []*tablePair) {
 	}
 	return kept, dropped
 }
+
+// newestFiles are the files that the pairs describe, each in its highest
+// generation.
+func newestFiles(pairs []*tablePair) []FileID {
+	newest := make(map[uint64]FileID)
+	for _, p := range pairs {
+		for _, f := range p.files {
+			if f.Generation >= newest[f.Seq].Generation {
+				newest[f.Seq] = f.id()
+			}
+		}
+	}
+	out := make([]FileID, 0, len(newest))
+	for _, f := range newest { // the order reaches nothing
+		out = append(out, f)
+	}
+	return out
+}
+
+func (f *FileInfo) id() FileID { return FileID{f.Seq, f.Generation, f.Size} }
 
 func newTableList(pairs []*tablePair) *tableList {
 	slices.SortFunc(pairs, func(a, b *tablePair) int { return compareUint(a.first, b.first) })
@@ -212,12 +228,9 @@ func (p *tablePair) newest() int64 {
 func (x *LogIndex) Reconcile(files []FileID) (missing []FileID, err error) {
 	x.maintenance.Lock()
 	defer x.maintenance.Unlock()
-	if files == nil {
-		files = []FileID{}
-	}
 	x.mu.Lock()
-	kept, dropped := claim(x.mu.tables.pairs, files)
-	x.mu.tables = newTableList(kept)
+	kept, dropped := claim(x.mu.found, files)
+	x.mu.tables, x.mu.found = newTableList(kept), nil
 	garbage := x.mu.garbage
 	x.mu.garbage = nil
 	x.mu.Unlock()

@@ -45,6 +45,9 @@ func mustOpenRows(t interface{ Fatal(...any) }, fs vfs.FS, want rowMap) (*Rows, 
 }
 
 func check(t interface{ Fatal(...any) }, err error) {
+	if h, ok := t.(interface{ Helper() }); ok {
+		h.Helper()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

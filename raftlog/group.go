@@ -122,6 +122,7 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	if b.State.Conf.OnlyVoter(cfg.NodeID) {
 		c.campaign()
 	}
+	g.stats.publish(c)
 	go g.loop()
 	return g, nil
 }

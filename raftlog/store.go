@@ -38,6 +38,9 @@ type Store struct {
 // tableCacheBytes is what side tables may keep in memory.
 const tableCacheBytes = 32 << 20
 
+// ErrForeign: something that is no log is among the logs. Move it away.
+var ErrForeign = errors.New("not a log of this broker")
+
 // StoreOptions says where and how logs are kept.
 type StoreOptions struct {
 	FS           vfs.FS
@@ -108,7 +111,7 @@ func OpenStore(o StoreOptions) (*Store, error) {
 			continue // garbage of an unfinished removal
 		}
 		if !ok || !info.Dir {
-			return nil, fmt.Errorf("logs: %s is not a log of this broker: move it away", path.Join(s.logDir(), info.Name))
+			return nil, fmt.Errorf("%s: %w", path.Join(s.logDir(), info.Name), ErrForeign)
 		}
 		if _, err := s.open(id); err != nil {
 			return nil, err

@@ -24,10 +24,16 @@ type assembly struct {
 	copies  []uint64 // logs with a copy
 	entry   entry.Record
 	isEntry bool
-	blocks  map[uint32][]byte
+	blocks  map[uint32]block
 	values  map[uint32]entry.Value
 	spots   []spot
 	first   place
+}
+
+// block is an append block and where it was found.
+type block struct {
+	raw []byte
+	at  place
 }
 
 // add takes one record.
@@ -88,16 +94,16 @@ func describe(h entry.Head) string {
 
 func (a *assembly) addBlock(it *item) error {
 	if a.blocks == nil {
-		a.blocks = make(map[uint32][]byte)
+		a.blocks = make(map[uint32]block)
 	}
 	raw := it.rec.Append.Raw
 	if have, ok := a.blocks[it.rec.Ordinal]; ok {
-		if !bytes.Equal(have, raw) {
-			return a.twice(it, "append")
+		if !bytes.Equal(have.raw, raw) || have.at.q != it.at.q {
+			return a.twice(it, "two different records for one append; the other is at "+have.at.String())
 		}
 		return nil
 	}
-	a.blocks[it.rec.Ordinal] = bytes.Clone(raw)
+	a.blocks[it.rec.Ordinal] = block{bytes.Clone(raw), it.at}
 	return nil
 }
 
@@ -108,7 +114,7 @@ func (a *assembly) addValue(it *item) error {
 	v := it.rec.Value
 	if have, ok := a.values[it.rec.Ordinal]; ok {
 		if have.ID != v.ID || have.Queue != v.Queue || !bytes.Equal(have.Data, v.Data) {
-			return a.twice(it, "value")
+			return a.twice(it, "two different records for one value")
 		}
 		return nil
 	}
@@ -118,7 +124,7 @@ func (a *assembly) addValue(it *item) error {
 }
 
 func (a *assembly) twice(it *item, what string) error {
-	return &RefuseError{File: it.at.file(), Pos: it.at.pos, Index: a.index, What: "two different records for one " + what + " of an entry",
+	return &RefuseError{File: it.at.file(), Pos: it.at.pos, Index: a.index, What: what,
 		Expected: "one", Found: fmt.Sprintf("a second one for ordinal %d", it.rec.Ordinal)}
 }
 
@@ -166,7 +172,7 @@ func (a *assembly) join() (*pb.Entry, error) {
 		if !ok {
 			return nil, damaged(fmt.Sprintf("append %d is missing", i), nil)
 		}
-		blocks[i] = b
+		blocks[i] = b.raw
 	}
 	for i := range values {
 		v, ok := a.values[uint32(i)]

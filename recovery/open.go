@@ -123,7 +123,7 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 		return nil, err
 	}
 	if b.store, err = raftlog.OpenStore(b.storeOptions()); err != nil {
-		return nil, newerOr(err)
+		return nil, b.storeError(err)
 	}
 	if err := b.reconcile(); err != nil {
 		return nil, err
@@ -162,6 +162,13 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 func (b *boot) storeOptions() raftlog.StoreOptions {
 	g := &b.cfg.Group
 	return raftlog.StoreOptions{FS: b.fs, Dir: b.dir, Layout: raftlog.Layout{Shards: g.Shards}, SegmentBytes: g.SegmentBytes, OpenFiles: g.OpenFiles}
+}
+
+func (b *boot) storeError(err error) error {
+	if errors.Is(err, raftlog.ErrForeign) {
+		return &RefuseError{File: path.Join(b.dir, "log"), Pos: -1, What: "it does not belong here", Err: err, Do: "Move it out of the data directory"}
+	}
+	return newerOr(err)
 }
 
 // newerOr marks an error of a newer file format as what it is.

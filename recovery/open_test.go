@@ -1,92 +1,17 @@
 package recovery_test
 
 import (
-	"bytes"
-	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"testing"
 
-	"queen/internal/entry"
 	"queen/internal/vfs"
 	"queen/raftlog"
 	"queen/raftlog/raftlogtest"
 	"queen/recovery"
 )
-
-// node is a group on a directory with its machine.
-type node struct {
-	t      testing.TB
-	fs     vfs.FS
-	m      *raftlogtest.Machine
-	g      *raftlog.Group
-	report recovery.Report
-	fatal  chan error
-}
-
-type option func(*recovery.Config)
-
-func open(t testing.TB, fsys vfs.FS, dir string, opts ...option) (*node, error) {
-	n := &node{t: t, fs: fsys, m: raftlogtest.New(), fatal: make(chan error, 1)}
-	cfg := recovery.Config{Group: raftlog.Config{
-		FS: fsys, Dir: dir, NodeID: 1, Machine: n.m, Fatal: func(err error) { n.fatal <- err },
-	}, Random: bytes.NewReader(bytes.Repeat([]byte{7}, 16))}
-	for _, o := range opts {
-		o(&cfg)
-	}
-	var err error
-	n.g, n.report, err = recovery.Open(cfg)
-	return n, err
-}
-
-func mustOpen(t testing.TB, fsys vfs.FS, dir string, opts ...option) *node {
-	t.Helper()
-	n, err := open(t, fsys, dir, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-func (n *node) stop() {
-	n.t.Helper()
-	if err := n.g.Stop(context.Background()); err != nil {
-		n.t.Fatal(err)
-	}
-}
-
-// push waits for the answer.
-func (n *node) push(p *raftlogtest.Push) []uint64 {
-	n.t.Helper()
-	done := make(chan error, 1)
-	var got []uint64
-	p.Done = func(offsets []uint64, err error) { got = offsets; done <- err }
-	if err := n.g.Submit(p); err != nil {
-		n.t.Fatal(err)
-	}
-	select {
-	case err := <-done:
-		if err != nil {
-			n.t.Fatal(err)
-		}
-	case err := <-n.fatal:
-		n.t.Fatal(err)
-	}
-	return got
-}
-
-func (n *node) messages(queue uint64) []string {
-	n.t.Helper()
-	var out []string
-	err := n.g.Reader().ReadMessages(queue, queue, 0, 1<<60, func(_ uint64, _ int64, m *entry.Message) error {
-		out = append(out, string(m.Payload))
-		return nil
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return out
-}
 
 func TestOpenRunStopOpen(t *testing.T) {
 	dir := t.TempDir() + "/data"
@@ -106,7 +31,7 @@ func TestOpenRunStopOpen(t *testing.T) {
 	n.stop()
 
 	n = mustOpen(t, vfs.OS(), dir)
-	if n.report.Replayed != 0 || n.report.Cut != 0 {
+	if n.report.Replayed != 0 || n.report.Cut != 0 || n.report.New {
 		t.Errorf("after a clean stop: %+v", n.report)
 	}
 	if got := n.push(&raftlogtest.Push{Queues: []uint64{5}, Payload: []byte("after")}); got[0] != 20 {
@@ -118,10 +43,139 @@ func TestOpenRunStopOpen(t *testing.T) {
 	n.stop()
 }
 
+func TestOpenAfterKillReplays(t *testing.T) {
+	n := mustOpen(t, vfs.NewMem(1), dataDir)
+	for i := range 10 {
+		n.push(&raftlogtest.Push{Queues: []uint64{uint64(1 + i%3)}, Payload: fmt.Appendf(nil, "m%d", i)})
+	}
+	n.put("a", "1")
+	fsys := n.kill()
+	n = mustOpen(t, fsys, dataDir)
+	if n.report.Replayed != 11 || n.report.Cut != 0 {
+		t.Errorf("report: %+v", n.report)
+	}
+	if v, ok := n.get("a"); v != "1" || !ok {
+		t.Errorf("a is %q, %v", v, ok)
+	}
+	if got := n.push(&raftlogtest.Push{Queues: []uint64{1}}); got[0] != 4 {
+		t.Errorf("offset %v, want 4", got)
+	}
+	n.stop()
+}
+
+// A killed process leaves bytes that can be read and are not durable. What a
+// start finds it may answer with, so it has to be durable first.
+func TestWhatAKillLeftIsMadeDurable(t *testing.T) {
+	fsys := vfs.NewMem(1)
+	n := mustOpen(t, fsys, dataDir)
+	n.push(&raftlogtest.Push{Queues: []uint64{1}})
+	release := fsys.HoldSync()
+	done := make(chan error, 1)
+	n.g.Submit(&raftlogtest.Push{Queues: []uint64{1}, Payload: []byte("written, not synced"), Done: func(_ []uint64, err error) { done <- err }})
+	fsys.WaitHeld(1)
+	left := fsys.Kill()
+	release()
+	n.gone()
+
+	n = mustOpen(t, left, dataDir)
+	if got := n.m.Next(1); got != 2 {
+		t.Skipf("the second push was not written before the kill: next %d", got)
+	}
+	after := n.powerCut(0)
+	n = mustOpen(t, after, dataDir)
+	if got := n.m.Next(1); got != 2 {
+		t.Fatalf("the first start served offset 1 and the next lost it: next is %d", got)
+	}
+	n.stop()
+}
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	dir := t.TempDir() + "/data"
+	n := mustOpen(t, vfs.OS(), dir)
+	_, err := open(t, vfs.OS(), dir)
+	if !errors.Is(err, recovery.ErrInUse) {
+		t.Fatalf("second open: %v", err)
+	}
+	contains(t, err.Error(), "LOCK", "another broker")
+	n.stop()
+	mustOpen(t, vfs.OS(), dir).stop()
+}
+
+func TestIdentityIsChecked(t *testing.T) {
+	fsys := vfs.NewMem(1)
+	mustOpen(t, fsys, dataDir, withGroup(func(c *raftlog.Config) { c.Shards = 4 })).stop()
+	contains(t, refused(t, fsys, dataDir), "FORMAT", "QUEEN_QLOG_SHARDS", "expected 0", "found 4")
+	contains(t, refused(t, fsys, dataDir, withGroup(func(c *raftlog.Config) { c.Shards, c.NodeID = 4, 2 })), "node id")
+	mustOpen(t, fsys, dataDir, withGroup(func(c *raftlog.Config) { c.Shards = 4 })).stop()
+}
+
+func TestNewerDirectoryIsRefusedByVersion(t *testing.T) {
+	fsys := vfs.NewMem(1)
+	mustOpen(t, fsys, dataDir).stop()
+	newer := []byte("queen data directory\nversion=2\nwhatever=this build does not know\n")
+	if err := vfs.ReplaceFile(fsys, path.Join(dataDir, "FORMAT"), newer); err != nil {
+		t.Fatal(err)
+	}
+	_, err := open(t, fsys, dataDir)
+	if !errors.Is(err, recovery.ErrNewerFormat) {
+		t.Fatalf("%v", err)
+	}
+	contains(t, err.Error(), "format 2", "up to 1")
+}
+
+// Control files, one at a time: each case starts with the same state or is
+// refused by a message that names the file (B18).
+func TestB18ControlFiles(t *testing.T) {
+	base := vfs.NewMem(1)
+	n := mustOpen(t, base, dataDir)
+	n.push(&raftlogtest.Push{Queues: []uint64{3}})
+	n.put("k", "v")
+	n.stop()
+	want := n.m.Keys()
+	for _, file := range []string{"FORMAT", "raft/state", "LOCK"} {
+		name := path.Join(dataDir, file)
+		for damage, do := range map[string]func(*vfs.Mem){
+			"gone":  func(m *vfs.Mem) { must(t, m.Remove(name)) },
+			"empty": func(m *vfs.Mem) { truncate(t, m, name, 0) },
+			"half": func(m *vfs.Mem) {
+				if s := size(t, m, name); s > 0 {
+					truncate(t, m, name, s/2)
+				}
+			},
+			"garbled": func(m *vfs.Mem) {
+				if size(t, m, name) > 20 {
+					must(t, m.Flip(name, 20, 0x40))
+				}
+			},
+		} {
+			t.Run(file+" "+damage, func(t *testing.T) {
+				m := base.Clone()
+				do(m)
+				if file == "LOCK" {
+					n := mustOpen(t, m, dataDir)
+					if got := n.m.Keys(); got != want {
+						t.Errorf("keys %s, want %s", got, want)
+					}
+					n.stop()
+					return
+				}
+				contains(t, refused(t, m, dataDir), name)
+			})
+		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func BenchmarkPush(b *testing.B) {
 	for _, inflight := range []int{1, 2, 4} {
 		b.Run(fmt.Sprintf("inflight=%d", inflight), func(b *testing.B) {
-			n := mustOpen(b, vfs.OS(), b.TempDir()+"/data", func(c *recovery.Config) { c.Group.MaxInFlight = inflight })
+			n := mustOpen(b, vfs.OS(), b.TempDir()+"/data", withGroup(func(c *raftlog.Config) { c.MaxInFlight = inflight }))
 			payload := make([]byte, 1024)
 			r := rand.NewChaCha8([32]byte{})
 			r.Read(payload)

@@ -10,13 +10,8 @@ import (
 	"queen/internal/vfs"
 )
 
-const (
-	// scanChunk is how much a scan reads at a time, in bytes.
-	scanChunk = 1 << 20
-	// searchBudget bounds how many bytes the search for records behind bad
-	// bytes hashes: a tail of garbage must not stop a start for minutes.
-	searchBudget = 2 << 30
-)
+// scanChunk is how much a scan reads at a time, in bytes.
+const scanChunk = 1 << 20
 
 // Scan calls fn for each record of a file from pos from on (a record's
 // position, or 0 for the first one) and returns where the valid records end.
@@ -134,6 +129,7 @@ type scanner struct {
 
 	window    []byte // bytes of the file from windowPos on
 	windowPos int64
+	aside     []byte // a record read outside of the window
 }
 
 // badBytes says why the bytes at a position are no record.
@@ -227,116 +223,4 @@ func (s *scanner) zerosFrom(pos int64) (bool, error) {
 		pos += int64(len(b))
 	}
 	return true, nil
-}
-
-// search looks for valid records after bad, where none starts. A record's
-// checksum covers its position and its file, so what it finds was written
-// there: a payload that contains the bytes of another segment is not found.
-func (s *scanner) search(bad int64) (*TornError, error) {
-	t := &TornError{}
-	next, err := s.searchNext(bad, t)
-	if err != nil || next == 0 {
-		return t, err
-	}
-	t.NextPos = next
-	t.RecordsAfter, err = s.count(next)
-	return t, err
-}
-
-// searchNext returns the position of a valid record after bad, or 0. When only
-// a body is damaged the length says where the next record is; otherwise every
-// byte is tried.
-func (s *scanner) searchNext(bad int64, t *TornError) (int64, error) {
-	if length, err := s.plausible(bad); err != nil {
-		return 0, err
-	} else if length > 0 {
-		next := bad + RecordHeaderSize + length
-		if _, reason, err := s.record(next); err != nil || reason == nil {
-			return next, err
-		}
-	}
-	budget := int64(searchBudget)
-	for pos := bad + 1; pos+RecordHeaderSize < s.size; pos++ {
-		if budget < 0 {
-			t.Unsearched = s.size - pos
-			return 0, nil
-		}
-		length, err := s.candidate(pos)
-		if err != nil {
-			return 0, err
-		}
-		if length == 0 {
-			continue
-		}
-		budget -= length
-		if _, reason, err := s.record(pos); err != nil || reason == nil {
-			return pos, err
-		}
-	}
-	return 0, nil
-}
-
-// plausible returns the length that the bytes at pos name if a record of that
-// length has room there, else 0.
-func (s *scanner) plausible(pos int64) (int64, error) {
-	if s.size-pos <= RecordHeaderSize {
-		return 0, nil
-	}
-	head, err := s.bytes(pos, RecordHeaderSize)
-	if err != nil {
-		return 0, err
-	}
-	length := int64(bodyLength(head))
-	if length > MaxRecord || length > s.size-pos-RecordHeaderSize {
-		return 0, nil
-	}
-	return length, nil
-}
-
-// candidate returns the length of a record at pos that is worth hashing, or 0.
-// Of random bytes one in a few dozen positions names a length that has room,
-// and hashing them all would cost the square of the file's size. A long one
-// has to be followed by the end of the file, by zeros, or by further
-// plausible lengths.
-func (s *scanner) candidate(pos int64) (int64, error) {
-	const (
-		short = 64 << 10
-		hops  = 4
-	)
-	first, err := s.plausible(pos)
-	if err != nil || first <= short {
-		return first, err
-	}
-	next := pos + RecordHeaderSize + first
-	for range hops {
-		if s.size-next < RecordHeaderSize {
-			return first, nil // the end, or a torn record
-		}
-		var head [4]byte
-		if _, err := s.file.ReadAt(head[:], next); err != nil {
-			return 0, err
-		}
-		length := int64(bodyLength(head[:]))
-		if length == 0 {
-			return first, nil
-		}
-		if length > MaxRecord || length > s.size-next-RecordHeaderSize {
-			return 0, nil
-		}
-		next += RecordHeaderSize + length
-	}
-	return first, nil
-}
-
-// count returns how many valid records follow one another from pos on.
-func (s *scanner) count(pos int64) (n int, err error) {
-	for pos < s.size {
-		rec, bad, err := s.record(pos)
-		if err != nil || bad != nil {
-			return n, err
-		}
-		n++
-		pos += int64(len(rec))
-	}
-	return n, nil
 }

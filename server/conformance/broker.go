@@ -3,16 +3,24 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
+
+	"queen/fsm"
+	"queen/internal/vfs"
+	"queen/raftlog"
+	"queen/server"
 )
 
 // State is what must not change when a call is refused.
 type State struct {
-	Digest string // of the whole state machine
+	Digest uint64 // of the whole state machine
 	Commit uint64 // raft's commit index
 }
 
@@ -23,17 +31,80 @@ type Answer struct {
 	Body   []byte
 }
 
-// Broker is one broker in this process with a listener of its own. Its methods
-// may be called at once.
+// Broker is one broker in this process: the real server on a listener of its
+// own, the engine on the memory file system. Do, Now, State and AwaitParked may
+// be called at once; the others may not.
 type Broker struct {
-	addr   string
+	fs     *vfs.Mem
+	clock  *clock
 	client *http.Client
+
+	addr   string
+	engine *server.Broker
+	server *server.Server
+	served chan error
+	fatal  chan error
 }
 
+// patience is how long anything that is due may take in real time.
+const patience = 20 * time.Second
+
 // Start starts an empty broker on the memory file system and a clock at a fixed
-// time. settings are environment variables of the broker.
-func Start(settings map[string]string) (*Broker, error) {
-	return nil, fmt.Errorf("no server yet")
+// time. env are environment variables of the broker.
+func Start(env map[string]string) (*Broker, error) {
+	b := &Broker{
+		fs: vfs.NewMem(1), clock: newClock(), fatal: make(chan error, 1),
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4, DisableCompression: true}},
+	}
+	return b, b.open(env)
+}
+
+func (b *Broker) open(env map[string]string) error {
+	var s settings
+	s.limits.AdmitHold = time.Second
+	for name, text := range env { // each sets a field of its own
+		if err := s.apply(name, text); err != nil {
+			return err
+		}
+	}
+	engine, err := server.Open(server.StorageConfig{
+		FS: b.fs, Dir: "data", NodeID: 1, Planner: s.planner,
+		Group: raftlog.Config{Clock: b.clock},
+		Fatal: func(err error) {
+			select {
+			case b.fatal <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	srv, err := server.New(server.Config{
+		Engine: engine, Clock: b.clock.now, Rand: rand.NewChaCha8([32]byte{1}), Limits: s.limits, ZstdLevel: 1, Logger: debugLogger,
+	})
+	if err != nil {
+		return errors.Join(err, engine.Stop(context.Background()))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Join(err, engine.Stop(context.Background()), srv.Close(context.Background()))
+	}
+	b.addr, b.engine, b.server, b.served = l.Addr().String(), engine, srv, make(chan error, 1)
+	go func() { b.served <- srv.Serve(l, "", "") }()
+	return b.awaitLeader()
+}
+
+// awaitLeader waits until the only voter leads.
+func (b *Broker) awaitLeader() error {
+	deadline := time.Now().Add(patience)
+	for !b.engine.Status().HasLeader {
+		if time.Now().After(deadline) {
+			return errors.New("the broker does not lead")
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return nil
 }
 
 // Do sends one request. path goes onto the wire as it is, query included.
@@ -61,17 +132,126 @@ func (b *Broker) Do(ctx context.Context, method, path string, header http.Header
 }
 
 // Now is the broker's time.
-func (b *Broker) Now() time.Time { return time.Time{} }
+func (b *Broker) Now() time.Time { return b.clock.now() }
 
-// Advance moves the broker's clock and waits until what became due is done.
-func (b *Broker) Advance(d time.Duration) error { return nil }
+// Advance moves the broker's clock, the last half second in steps, and waits
+// until what became due is done.
+func (b *Broker) Advance(d time.Duration) error {
+	const steps, step = 5, 100 * time.Millisecond
+	if creep := steps * step; d > creep {
+		b.clock.advance(d - creep)
+		if err := b.settle(); err != nil {
+			return err
+		}
+		for range steps {
+			b.clock.advance(step)
+			if err := b.settle(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	b.clock.advance(d)
+	return b.settle()
+}
+
+// settle waits until the broker has nothing left to do at this time: the state
+// is the same over several turns of its loop.
+func (b *Broker) settle() error {
+	same := 0
+	last, err := b.State()
+	for same < 3 && err == nil {
+		if err = b.turn(); err != nil {
+			break
+		}
+		var now State
+		if now, err = b.State(); now != last {
+			last, same = now, -1
+		}
+		same++
+	}
+	return err
+}
+
+// turn makes the loop plan once, and waits until everything planned before has
+// committed.
+func (b *Broker) turn() error {
+	done := make(chan error, 1)
+	call := &fsm.Call{
+		Tenant: "00000000-0000-0000-0000-000000000001", Body: &fsm.Read{Do: func(*fsm.State) {}},
+		Done: func(err error) { done <- err },
+	}
+	if err := b.engine.Submit(call); err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		return err
+	case err := <-b.fatal:
+		return fmt.Errorf("the broker stopped: %w", err)
+	case <-time.After(patience):
+		return errors.New("the broker did not plan a read")
+	}
+}
 
 // AwaitParked waits until n pops wait in the broker.
-func (b *Broker) AwaitParked(n int) error { return nil }
+func (b *Broker) AwaitParked(n int) error {
+	deadline := time.Now().Add(patience)
+	for b.engine.Status().Parked < n {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d pops wait, expected %d", b.engine.Status().Parked, n)
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return nil
+}
 
-// State reads the state digest and the commit index, after all that was
-// answered before.
-func (b *Broker) State() (State, error) { return State{}, nil }
+// State reads the state digest and the commit index.
+func (b *Broker) State() (State, error) {
+	digest, commit, err := b.engine.Digest()
+	return State{Digest: digest, Commit: commit}, err
+}
+
+// Restart stops the broker cleanly and starts it on the same data directory
+// with other settings.
+func (b *Broker) Restart(env map[string]string) error {
+	if err := b.stop(); err != nil {
+		return err
+	}
+	return b.open(env)
+}
+
+// Crash takes the power away: what was not synced is gone. It starts the broker
+// again on what is left.
+func (b *Broker) Crash(env map[string]string) error {
+	left := b.fs.Crash(0)
+	b.stop() // the old one can write nothing any more: its errors are the point
+	select {
+	case <-b.fatal:
+	default:
+	}
+	b.fs = left
+	return b.open(env)
+}
+
+func (b *Broker) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	b.client.CloseIdleConnections()
+	err := b.server.Shutdown(ctx)
+	return errors.Join(err, b.engine.Stop(ctx), b.server.Close(ctx), <-b.served)
+}
 
 // Close stops the broker.
-func (b *Broker) Close() error { return nil }
+func (b *Broker) Close() error {
+	if b.server == nil {
+		return nil
+	}
+	err := b.stop()
+	select {
+	case fatal := <-b.fatal:
+		err = errors.Join(err, fmt.Errorf("the broker failed: %w", fatal))
+	default:
+	}
+	return err
+}

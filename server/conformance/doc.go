@@ -36,6 +36,10 @@
 //	begin NAME            one line above a request without an answer: sends it and does not wait
 //	end NAME              one line above the answer that the request of "begin NAME" must get
 //	abort NAME            closes the connection of "begin NAME"
+//	parked N              waits until N pops wait in the broker
+//	restart NAME=VALUE... stops the broker and starts it on the same data with these settings
+//	crash NAME=VALUE...   the same, but the power goes: what was not synced is gone
+//	                      ("restart as before", "crash as before": with the case's settings)
 //
 // and shorthands, each of which sends one request:
 //
@@ -46,7 +50,6 @@
 //	kv NS KEY -> JSON [version=VAR]            or -> absent
 //	timer QUEUE KEY -> pending                 or -> absent
 //	dlq QUEUE [group=NAME] -> ID...            newest first; or -> none
-//	deadline pop                               waits until a pop of "begin" is parked in the broker
 //
 // The status line is the code, then optionally ", state unchanged" or ", state
 // changed", then the body that is expected, on this line or the next ones;

@@ -16,6 +16,7 @@ type run struct {
 	t        *testing.T
 	broker   *Broker
 	fixtures map[string]*testCase
+	settings []string
 	vars     map[string]string
 	pending  map[string]*pendingCall
 }
@@ -33,19 +34,15 @@ type answered struct {
 
 // runCase runs the case with the given name for ${q}.
 func runCase(t *testing.T, c *testCase, fixtures map[string]*testCase, q string) {
-	settings := map[string]string{}
-	for _, s := range c.settings {
-		name, v, ok := strings.Cut(s, "=")
-		if !ok {
-			t.Fatalf("%s:%d: setting needs NAME=VALUE", c.file, c.line)
-		}
-		settings[name] = v
+	settings, err := settingsOf(c.settings)
+	if err != nil {
+		t.Fatalf("%s:%d: %v", c.file, c.line, err)
 	}
 	b, err := Start(settings)
 	if err != nil {
 		t.Fatalf("%s:%d: start the broker: %v", c.file, c.line, err)
 	}
-	r := &run{t: t, broker: b, fixtures: fixtures, vars: map[string]string{"q": q}, pending: map[string]*pendingCall{}}
+	r := &run{t: t, broker: b, fixtures: fixtures, settings: c.settings, vars: map[string]string{"q": q}, pending: map[string]*pendingCall{}}
 	defer func() {
 		for _, p := range r.pending {
 			p.cancel()
@@ -56,6 +53,31 @@ func runCase(t *testing.T, c *testCase, fixtures map[string]*testCase, q string)
 		}
 	}()
 	r.steps(c)
+}
+
+// settingsOf reads NAME=VALUE pairs.
+func settingsOf(pairs []string) (map[string]string, error) {
+	settings := map[string]string{}
+	for _, s := range pairs {
+		name, v, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, fmt.Errorf("%q is not NAME=VALUE", s)
+		}
+		settings[name] = v
+	}
+	return settings, nil
+}
+
+func (r *run) restart(args string, how func(map[string]string) error) error {
+	pairs := strings.Fields(args)
+	if args == "as before" {
+		pairs = r.settings
+	}
+	settings, err := settingsOf(pairs)
+	if err != nil {
+		return err
+	}
+	return how(settings)
 }
 
 func (r *run) steps(c *testCase) {
@@ -96,8 +118,16 @@ func (r *run) step(st *step) error {
 			return err
 		}
 		return r.broker.Advance(d)
-	case "deadline":
-		return r.broker.AwaitParked(1)
+	case "parked":
+		n, err := strconv.Atoi(args)
+		if err != nil {
+			return err
+		}
+		return r.broker.AwaitParked(n)
+	case "restart":
+		return r.restart(args, r.broker.Restart)
+	case "crash":
+		return r.restart(args, r.broker.Crash)
 	case "begin":
 		return r.begin(args, st.request)
 	case "end":
@@ -181,9 +211,6 @@ func (r *run) begin(name string, q *request) error {
 	return nil
 }
 
-// answerPatience is how long an answer that is due may take in real time.
-const answerPatience = 20 * time.Second
-
 func (r *run) end(name string, w *want) error {
 	p := r.pending[name]
 	if p == nil {
@@ -196,7 +223,7 @@ func (r *run) end(name string, w *want) error {
 			return a.err
 		}
 		return r.compare(w, a.answer)
-	case <-time.After(answerPatience):
+	case <-time.After(patience):
 		return fmt.Errorf("request %q was not answered", name)
 	}
 }

@@ -1,0 +1,72 @@
+# Build, try, test and measure the broker. `make test` is what CI runs.
+
+GO         ?= go
+FUZZTIME   ?= 5s
+STATICCHECK = $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOFILES     = $(shell find . -name '*.go' -not -path './queen-data/*')
+
+# Drivers of a broker take these; bench results go to BENCH_JSON.
+BENCH_JSON ?= bench.jsonl
+ROUNDS     ?= 100
+CALLS      ?= 100000
+
+.PHONY: build run demo test unit race lint fuzz-short bench examples crash crash-short deadlock clean
+
+build:
+	$(GO) build -o bin/queen ./cmd/queen
+
+# run starts a broker on port 6632 with its data in ./queen-data.
+run: build
+	@./tools/run.sh
+
+# demo runs the payment step through three kills and checks every part.
+demo: build
+	$(GO) run ./tools/demo
+
+test: build lint race fuzz-short demo examples crash-short
+
+unit:
+	$(GO) test ./...
+
+race:
+	$(GO) test -race -timeout 10m ./...
+
+lint:
+	@out="$$(gofmt -l $(GOFILES))"; if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
+	$(GO) vet ./...
+	$(STATICCHECK) ./...
+
+# fuzz-short runs every fuzz target for a few seconds, beyond its seed corpus.
+fuzz-short:
+	@GO="$(GO)" FUZZTIME="$(FUZZTIME)" ./tools/fuzz-short.sh
+
+examples: build
+	./examples/run.sh
+
+# crash kills the broker with -9 under load, ROUNDS times, and checks its whole
+# history after each; deadlock sends overlapping transactions, CALLS of them.
+crash: build
+	$(GO) run ./tools/crash kill -rounds $(ROUNDS)
+
+deadlock: build
+	$(GO) run ./tools/crash deadlock -calls $(CALLS)
+
+crash-short: build
+	$(GO) run ./tools/crash kill -rounds 10
+	$(GO) run ./tools/crash deadlock -calls 10000
+
+# bench measures what the README promises: about 15 minutes and 15 GB of disk.
+bench: build
+	$(GO) build -o bin/bench ./tools/bench
+	bin/bench step -batch 10 -json $(BENCH_JSON)
+	bin/bench step -batch 1 -json $(BENCH_JSON)
+	bin/bench step -batch 10 -workers 16 -rate 1000 -json $(BENCH_JSON)
+	bin/bench push -batch 1 -json $(BENCH_JSON)
+	bin/bench push -batch 100 -json $(BENCH_JSON)
+	bin/bench push -batch 100 -via transaction -json $(BENCH_JSON)
+	bin/bench e2e -json $(BENCH_JSON)
+	bin/bench partitions -json $(BENCH_JSON)
+	bin/bench retained -json $(BENCH_JSON)
+
+clean:
+	rm -rf bin bench-data

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"queen/fsm"
+	"queen/internal/vfs"
+	"queen/raftlog"
+	"queen/server"
+)
+
+// config is what the settings come to.
+type config struct {
+	address  string
+	certFile string
+	keyFile  string
+	storage  server.StorageConfig
+	server   server.Config
+}
+
+// build turns settings into a configuration; what two of them say together is
+// checked here.
+func build(v *values, log *slog.Logger) (c config, err error) {
+	if c.address, err = listenAddress(v); err != nil {
+		return c, err
+	}
+	c.certFile, c.keyFile = v.text("QUEEN_TLS_CERT"), v.text("QUEEN_TLS_KEY")
+	if (c.certFile == "") != (c.keyFile == "") {
+		return c, &settingError{"QUEEN_TLS_CERT", c.certFile, "QUEEN_TLS_CERT and QUEEN_TLS_KEY are given both or not at all"}
+	}
+	if v.flag("QUEEN_TENANCY_HEADER") && !v.flag("QUEEN_KV_TRUSTED_PROXY") {
+		return c, &settingError{"QUEEN_TENANCY_HEADER", v.text("QUEEN_TENANCY_HEADER"),
+			"tenants are taken from a header that anybody can send; set QUEEN_KV_TRUSTED_PROXY=1 when only a trusted proxy reaches this port"}
+	}
+	if v.percent("QUEEN_RAFT_DISK_LOW_PCT") > v.percent("QUEEN_RAFT_DISK_HIGH_PCT") {
+		return c, &settingError{"QUEEN_RAFT_DISK_LOW_PCT", v.text("QUEEN_RAFT_DISK_LOW_PCT"), "is above QUEEN_RAFT_DISK_HIGH_PCT"}
+	}
+	mode := fsm.SubscribeNew
+	switch m := v.text("DEFAULT_SUBSCRIPTION_MODE"); m {
+	case "new", "new-only":
+	case "all":
+		mode = fsm.SubscribeAll
+	default:
+		return c, &settingError{"DEFAULT_SUBSCRIPTION_MODE", m, "neither new nor all"}
+	}
+	c.storage = storageConfig(v, log, mode)
+	c.server = serverConfig(v, log)
+	return c, nil
+}
+
+func listenAddress(v *values) (string, error) {
+	host := v.text("QUEEN_BIND_ADDR")
+	bare := strings.Trim(host, "[]")
+	if strings.Contains(bare, ":") && net.ParseIP(bare) == nil {
+		return "", &settingError{"QUEEN_BIND_ADDR", host, "an address without a port is needed; the port is PORT"}
+	}
+	if port := v.count("PORT"); port > 65535 {
+		return "", &settingError{"PORT", v.text("PORT"), "not a port"}
+	}
+	return net.JoinHostPort(bare, v.text("PORT")), nil
+}
+
+func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) server.StorageConfig {
+	micros := func(name string) int64 { return v.count(name) * 1000 }
+	return server.StorageConfig{
+		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), NodeID: uint64(v.count("QUEEN_RAFT_NODE_ID")), Logger: log,
+		Group: raftlog.Config{
+			SegmentBytes:  v.count("QUEEN_RAFT_SEGMENT_BYTES"),
+			Shards:        int(v.count("QUEEN_QLOG_SHARDS")),
+			UnsealedMax:   v.count("QUEEN_UNSEALED_MAX_BYTES"),
+			MaxInFlight:   int(v.count("QUEEN_RAFT_PIPELINE")),
+			MaxCycleCalls: int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
+		},
+		Planner: fsm.Config{
+			EntryBytes:       int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),
+			CycleBytes:       int(v.count("QUEEN_RAFT_BATCH_MAX_BYTES")),
+			DefaultMode:      mode,
+			DedupBytes:       v.count("QUEEN_DEDUP_MEMORY_BYTES"),
+			TimersOff:        v.count("QUEEN_RAFT_TIMER_TICK_MS") == 0,
+			TimerTick:        micros("QUEEN_RAFT_TIMER_TICK_MS"),
+			TimerFireBatch:   int(v.count("QUEEN_RAFT_TIMER_FIRE_BATCH")),
+			TimerFireBytes:   int(v.count("QUEEN_RAFT_TIMER_FIRE_MAX_BYTES")),
+			TimerBackoffMin:  micros("QUEEN_SWEEPER_BACKOFF_MIN_MS"),
+			TimerBackoffMax:  micros("QUEEN_SWEEPER_BACKOFF_MAX_MS"),
+			TimerMaxAttempts: v.count("QUEEN_SWEEPER_MAX_ATTEMPTS"),
+			KVSweepEvery:     micros("QUEEN_RAFT_KV_SWEEP_MS"),
+			KVSweepLimit:     int(v.count("QUEEN_RAFT_KV_SWEEP_LIMIT")),
+		},
+	}
+}
+
+func serverConfig(v *values, log *slog.Logger) server.Config {
+	millis := func(name string) time.Duration { return time.Duration(v.count(name)) * time.Millisecond }
+	seconds := func(name string) time.Duration { return time.Duration(v.count(name)) * time.Second }
+	popTimeout := millis("POP_DEFAULT_TIMEOUT_MS")
+	if v.given("DEFAULT_TIMEOUT") {
+		popTimeout = millis("DEFAULT_TIMEOUT")
+	}
+	dir := v.text("QUEEN_RAFT_DIR")
+	c := server.Config{
+		Version: version,
+		Logger:  log,
+		Usage:   func() (vfs.Usage, error) { return vfs.OS().Usage(dir) },
+		Tenancy: v.flag("QUEEN_TENANCY_HEADER"),
+		Metrics: v.flag("QUEEN_RAFT_METRICS"),
+		Pprof:   v.flag("QUEEN_PPROF"),
+		Limits: server.Limits{
+			BodyBytes:         v.count("QUEEN_MAX_BODY_BYTES"),
+			AdmitBytes:        admitBytes(v),
+			AdmitHold:         millis("QUEEN_RAFT_ADMIT_HOLD_MS"),
+			DiskHighPct:       v.percent("QUEEN_RAFT_DISK_HIGH_PCT"),
+			DiskLowPct:        v.percent("QUEEN_RAFT_DISK_LOW_PCT"),
+			PopTimeout:        popTimeout,
+			PushTimeout:       millis("POP_DEFAULT_TIMEOUT_MS"),
+			CallTimeout:       millis("QUEEN_STMT_TIMEOUT_MS"),
+			ReplyMargin:       millis("QUEEN_RAFT_POP_REPLY_MARGIN_MS"),
+			SlowCall:          millis("QUEEN_RAFT_SLOW_COMMAND_MS"),
+			KVValueBytes:      int(v.count("QUEEN_KV_MAX_VALUE_BYTES")),
+			KVOps:             int(v.count("QUEEN_KV_MAX_OPS_PER_CALL")),
+			KVKeys:            int(v.count("QUEEN_KV_MAX_KEYS_PER_CALL")),
+			KVReadBurst:       float64(v.count("QUEEN_KV_READ_BURST")),
+			KVWriteBurst:      float64(v.count("QUEEN_KV_WRITE_BURST")),
+			KVTenants:         int(v.count("QUEEN_KV_MAX_TENANTS")),
+			TimerHorizon:      seconds("QUEEN_TIMERS_MAX_HORIZON_S"),
+			TimerPayloadBytes: int(v.count("QUEEN_TIMERS_MAX_PAYLOAD_BYTES")),
+			TimerOps:          int(v.count("QUEEN_TIMERS_MAX_OPS_PER_CALL")),
+		},
+		ZstdLevel: int(v.count("QUEEN_RAFT_QLOG_ZSTD_LEVEL")),
+	}
+	c.Limits.KVReadRate = rate(v, "QUEEN_KV_READ_RATE", 200)
+	c.Limits.KVWriteRate = rate(v, "QUEEN_KV_WRITE_RATE", 100)
+	return c
+}
+
+// rate is a call rate: what was given, else the default under tenancy, else none.
+func rate(v *values, name string, withTenancy float64) float64 {
+	switch {
+	case v.given(name):
+		return float64(v.count(name))
+	case v.flag("QUEEN_TENANCY_HEADER"):
+		return withTenancy
+	default:
+		return 0
+	}
+}
+
+// admitBytes is the admission budget: as given, or 128 MiB, or what the
+// pipeline holds when that is more.
+func admitBytes(v *values) int64 {
+	if v.given("QUEEN_RAFT_ADMIT_MAX_MB") {
+		return v.count("QUEEN_RAFT_ADMIT_MAX_MB") << 20
+	}
+	return max(128<<20, (v.count("QUEEN_RAFT_PIPELINE")+2)*v.count("QUEEN_RAFT_BATCH_MAX_BYTES"))
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"queen/server"
+)
+
+// How a stop spends its time: it is over within 5 s.
+const (
+	finishRequests = 3 * time.Second
+	finishEngine   = 1500 * time.Millisecond
+	finishRest     = 200 * time.Millisecond
+)
+
+// serve runs the broker until a signal and returns the exit status.
+func serve(args, environ []string, stdout, stderr io.Writer) int {
+	for _, a := range args {
+		switch a {
+		case "-h", "--help", "-help", "help":
+			printHelp(stdout)
+			return 0
+		default:
+			fmt.Fprintf(stderr, "queen serve: unknown argument %q; settings are environment variables, see queen serve --help\n", a)
+			return 2
+		}
+	}
+	stop := make(chan os.Signal, 2)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(stop)
+	if err := runBroker(environ, stop, stdout, stderr); err != nil {
+		fmt.Fprintf(stderr, "FATAL: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// runBroker is a whole life of the broker.
+func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer) error {
+	v, err := parse(environ)
+	if err != nil {
+		return err
+	}
+	log, err := newLogger(v, stderr)
+	if err != nil {
+		return err
+	}
+	cfg, err := build(v, log)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", versionLine(), "pid", os.Getpid())
+	v.print(log)
+
+	cfg.storage.Fatal = func(err error) {
+		// A failed write or fsync: the kernel may have dropped what was
+		// written, so nothing that happens from here on would be true.
+		fmt.Fprintf(stderr, "FATAL: %v\n", err)
+		os.Exit(1)
+	}
+	broker, err := server.Open(cfg.storage)
+	if err != nil {
+		return err
+	}
+	cfg.server.Engine = broker
+	srv, err := server.New(cfg.server)
+	if err != nil {
+		return stopEngine(broker, err)
+	}
+	broker.Observe(srv.Metrics())
+	listener, err := net.Listen("tcp", cfg.address)
+	if err != nil {
+		return stopEngine(broker, fmt.Errorf("listen on %s (PORT, QUEEN_BIND_ADDR): %w", cfg.address, err))
+	}
+	awaitLeader(broker)
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(listener, cfg.certFile, cfg.keyFile) }()
+	announce(stdout, listener.Addr(), cfg.certFile != "")
+	select {
+	case s := <-stop:
+		log.Info("stopping", "signal", s.String())
+		return shutDown(srv, broker, log)
+	case err := <-failed:
+		return stopEngine(broker, fmt.Errorf("serve: %w", err))
+	}
+}
+
+// awaitLeader waits until the group leads, so that the first call is not
+// refused; a node that cannot is for /health to tell.
+func awaitLeader(b *server.Broker) {
+	give := time.NewTimer(5 * time.Second)
+	defer give.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for b.Status().Reason != "" {
+		select {
+		case <-tick.C:
+		case <-give.C:
+			return
+		}
+	}
+}
+
+// announce prints where the broker answers.
+func announce(w io.Writer, addr net.Addr, tls bool) {
+	scheme := "http"
+	if tls {
+		scheme = "https"
+	}
+	host, port, _ := net.SplitHostPort(addr.String())
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	fmt.Fprintf(w, "queen is ready: %s://%s\n", scheme, net.JoinHostPort(host, port))
+}
+
+// shutDown stops in the order that loses nobody's answer: parked pops are
+// answered and the listener closed, requests in flight finish, then the engine
+// stops with a last checkpoint.
+func shutDown(srv *server.Server, b *server.Broker, log *slog.Logger) error {
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), finishRequests)
+	defer cancel()
+	if err := srv.Shutdown(ctx); err != nil {
+		log.Warn("some requests were cut off", "error", err)
+	}
+	if err := stopEngine(b, nil); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), finishRest)
+	defer cancel()
+	if err := srv.Close(ctx); err != nil {
+		log.Warn("not all is closed", "error", err)
+	}
+	log.Info("stopped", "ms", time.Since(begun).Milliseconds())
+	return nil
+}
+
+func stopEngine(b *server.Broker, cause error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), finishEngine)
+	defer cancel()
+	err := b.Stop(ctx)
+	if cause != nil {
+		return cause
+	}
+	return err
+}

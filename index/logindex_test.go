@@ -1,0 +1,518 @@
+package index
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"queen/internal/vfs"
+)
+
+// logModel is a log in plain lists, and the real index beside it.
+type logModel struct {
+	rnd    *rand.Rand
+	fs     *vfs.Mem
+	cache  *TableCache
+	x      *LogIndex
+	files  []*modelFile // rising; the last one is active
+	next   map[uint64]uint64
+	now    int64
+	value  uint64
+	parts  uint64
+	closed []uint64 // seqs that were dropped
+}
+
+type modelFile struct {
+	id      FileID
+	appends []AppendRef
+	values  []valueRef
+	txns    []txnRef
+	sealed  bool
+}
+
+const modelDir = "log/q7"
+
+func newLogModel(t fataler, seed uint64) *logModel {
+	m := &logModel{rnd: rand.New(rand.NewPCG(seed, 3)), fs: vfs.NewMem(seed), next: map[uint64]uint64{}, now: 1000, parts: 1 + seed%40}
+	check(t, m.fs.MkdirAll(modelDir))
+	check(t, m.fs.SyncDir("log"))
+	check(t, m.fs.SyncDir("."))
+	m.cache = NewTableCache(int64(seed%5)*20_000, 1+int(seed%7))
+	m.roll()
+	m.open(t)
+	return m
+}
+
+type fataler interface {
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
+func (m *logModel) active() *modelFile { return m.files[len(m.files)-1] }
+
+func (m *logModel) roll() {
+	seq := uint64(1)
+	if n := len(m.files); n > 0 {
+		seq = m.active().id.Seq + 1
+	}
+	m.files = append(m.files, &modelFile{id: FileID{Seq: seq, Generation: 1, Size: 64}})
+}
+
+// open opens the index as a boot does: reconcile, add what has no tables.
+func (m *logModel) open(t fataler) {
+	x, err := OpenLogIndex(m.fs, modelDir, m.cache)
+	check(t, err)
+	m.x = x
+	var ids []FileID
+	for _, f := range m.files {
+		ids = append(ids, f.id)
+	}
+	missing, err := x.Reconcile(ids)
+	check(t, err)
+	for _, f := range m.files {
+		lacks := slices.Contains(missing, f.id)
+		if !lacks && !f.sealed {
+			t.Fatalf("file %d counts as sealed", f.id.Seq)
+		}
+		if f.sealed = !lacks; lacks {
+			m.readd(f)
+		}
+	}
+}
+
+func (m *logModel) readd(f *modelFile) {
+	for _, r := range f.appends {
+		m.x.AddAppend(r)
+	}
+	for _, v := range f.values {
+		m.x.AddValue(v.id, v.seq, v.pos)
+	}
+}
+
+func (m *logModel) append(n int) {
+	f := m.active()
+	for range n {
+		m.now += 1 + m.rnd.Int64N(3)
+		if m.rnd.IntN(10) == 0 {
+			m.value += 1 + m.rnd.Uint64N(3)
+			f.values = append(f.values, valueRef{m.value, f.id.Seq, f.id.Size})
+			m.x.AddValue(m.value, f.id.Seq, f.id.Size)
+			f.id.Size += 50
+		}
+		p := 1 + m.rnd.Uint64N(m.parts)
+		r := AppendRef{Seq: f.id.Seq, Pos: f.id.Size, Partition: p, First: m.next[p], Count: 1 + m.rnd.Uint32N(4), Time: m.now}
+		if m.rnd.IntN(40) == 0 {
+			r.First += 5 // a hole, as retention leaves
+		}
+		m.next[p] = r.end()
+		f.id.Size += 100
+		f.appends = append(f.appends, r)
+		for o := r.First; o < r.end(); o++ {
+			f.txns = append(f.txns, txnRef{m.hash(p, o), o})
+		}
+		m.x.AddAppend(r)
+	}
+}
+
+// hash repeats itself on purpose: ids repeat, and hashes collide.
+func (m *logModel) hash(p, o uint64) uint64 { return (p*1_000_003 + o%97) * 0x9E3779B97F4A7C15 }
+
+func (m *logModel) seal(t fataler, f *modelFile) {
+	check(t, m.x.Seal(SealedFile{Seq: f.id.Seq, Generation: f.id.Generation, Size: f.id.Size}, f.txnList))
+	f.sealed = true
+}
+
+func (f *modelFile) txnList(add func(hash, offset uint64)) error {
+	for _, h := range f.txns {
+		add(h.hash, h.offset)
+	}
+	return nil
+}
+
+func (m *logModel) sealRolled(t fataler) {
+	for _, f := range m.files[:len(m.files)-1] {
+		if !f.sealed {
+			m.seal(t, f)
+		}
+	}
+}
+
+func (m *logModel) merge(t fataler) {
+	for {
+		did, err := m.x.MergeSome()
+		check(t, err)
+		if !did {
+			return
+		}
+	}
+}
+
+func (m *logModel) drop(t fataler, i int) {
+	check(t, m.x.DropFile(m.files[i].id.Seq))
+	m.files = slices.Delete(m.files, i, i+1)
+}
+
+func (m *logModel) cut(t fataler) {
+	f := m.active()
+	at := int64(64)
+	if k := m.rnd.IntN(len(f.appends) + 1); k < len(f.appends) {
+		at = f.appends[k].Pos
+	}
+	check(t, m.x.Cut(f.id.Seq, at))
+	f.id.Size = at
+	f.appends = slices.DeleteFunc(f.appends, func(r AppendRef) bool { return r.Pos >= at })
+	f.values = slices.DeleteFunc(f.values, func(v valueRef) bool { return v.pos >= at })
+	f.txns = nil
+	clear(m.next)
+	for _, g := range m.files {
+		for _, r := range g.appends {
+			m.next[r.Partition] = r.end()
+		}
+	}
+	for _, r := range f.appends {
+		for o := r.First; o < r.end(); o++ {
+			f.txns = append(f.txns, txnRef{m.hash(r.Partition, o), o})
+		}
+	}
+}
+
+func (m *logModel) of(p uint64) (out []AppendRef) {
+	for _, f := range m.files {
+		for _, r := range f.appends {
+			if r.Partition == p {
+				out = append(out, r)
+			}
+		}
+	}
+	return out
+}
+
+// verify compares look-ups with the lists.
+func (m *logModel) verify(t fataler) {
+	for range 6 {
+		p := m.rnd.Uint64N(m.parts + 2)
+		all := m.of(p)
+		from := m.rnd.Uint64N(m.next[p] + 3)
+		i := slices.IndexFunc(all, func(r AppendRef) bool { return r.end() > from })
+		want := all[:0]
+		if i >= 0 {
+			want = all[i:]
+		}
+		k := 1 + m.rnd.IntN(70)
+		got, err := m.x.Range(p, from, k)
+		check(t, err)
+		if !slices.Equal(got, want[:min(k, len(want))]) {
+			t.Fatalf("partition %d from %d: %v, want %v", p, from, got, want[:min(k, len(want))])
+		}
+		one, ok, err := m.x.Find(p, from)
+		check(t, err)
+		if ok != (len(want) > 0) || ok && one != want[0] {
+			t.Fatalf("find %d %d: %v %v", p, from, one, ok)
+		}
+		at := m.rnd.Int64N(m.now + 2)
+		i = slices.IndexFunc(all, func(r AppendRef) bool { return r.Time >= at })
+		o, ok, err := m.x.FindTime(p, at)
+		check(t, err)
+		if ok != (i >= 0) || ok && o != all[i].First {
+			t.Fatalf("partition %d at or after %d: %d %v, want %d in %v", p, at, o, ok, i, all)
+		}
+	}
+	m.verifyTxn(t)
+	id := m.rnd.Uint64N(m.value + 2)
+	var want valueRef
+	for _, f := range m.files {
+		for _, v := range f.values {
+			if v.id == id {
+				want = v
+			}
+		}
+	}
+	seq, pos, ok, err := m.x.FindValue(id)
+	check(t, err)
+	if ok != (want.id != 0) || ok && (seq != want.seq || pos != want.pos) {
+		t.Fatalf("value %d: file %d pos %d %v, want %v", id, seq, pos, ok, want)
+	}
+}
+
+// verifyTxn: every message of a sealed file with the hash is among the
+// candidates, which fall, and since leaves out only what is older.
+func (m *logModel) verifyTxn(t fataler) {
+	p := 1 + m.rnd.Uint64N(m.parts)
+	hash := m.hash(p, m.rnd.Uint64N(97))
+	var got []uint64
+	check(t, m.x.FindTxn(p, hash, func(o uint64) bool { got = append(got, o); return true }))
+	since := m.rnd.Int64N(m.now + 1)
+	var recent []uint64
+	check(t, m.x.FindTxnSince(p, hash, since, func(o uint64) bool { recent = append(recent, o); return true }))
+	if !slices.IsSortedFunc(got, func(a, b uint64) int { return compareUint(b, a) }) {
+		t.Fatalf("candidates %v", got)
+	}
+	for _, f := range m.files {
+		if !f.sealed {
+			continue
+		}
+		for _, r := range f.appends {
+			for o := r.First; o < r.end() && r.Partition == p; o++ {
+				if m.hash(p, o) != hash {
+					continue
+				}
+				if !slices.Contains(got, o) {
+					t.Fatalf("offset %d of partition %d is not among %v", o, p, got)
+				}
+				if r.Time >= since && !slices.Contains(recent, o) {
+					t.Fatalf("offset %d of partition %d at %d is not among %v since %d", o, p, r.Time, recent, since)
+				}
+			}
+		}
+	}
+	n := 0
+	check(t, m.x.FindTxn(p, hash, func(uint64) bool { n++; return false }))
+	if n != min(len(got), 1) {
+		t.Fatalf("%d candidates after the first was enough", n)
+	}
+}
+
+func TestLogIndexAgainstLists(t *testing.T) {
+	checkSome(t, 30, func(t *rapid.T) {
+		m := newLogModel(t, rapid.Uint64().Draw(t, "seed"))
+		t.Repeat(map[string]func(*rapid.T){
+			"append": func(t *rapid.T) { m.append(rapid.SampledFrom([]int{1, 30, 1500}).Draw(t, "n")) },
+			"rollAndSeal": func(t *rapid.T) {
+				for range rapid.IntRange(1, 9).Draw(t, "files") {
+					m.append(m.rnd.IntN(200))
+					m.roll()
+				}
+				m.sealRolled(t)
+			},
+			"roll":  func(t *rapid.T) { m.roll() },
+			"merge": func(t *rapid.T) { m.merge(t) },
+			"drop": func(t *rapid.T) {
+				i := 0
+				if rapid.Bool().Draw(t, "middle") {
+					i = m.rnd.IntN(len(m.files))
+				}
+				if i < len(m.files)-1 {
+					m.drop(t, i)
+				}
+			},
+			"cut": func(t *rapid.T) { m.cut(t) },
+			"rewrite": func(t *rapid.T) { // a file of a higher generation without its first half
+				f := m.files[m.rnd.IntN(len(m.files))]
+				if !f.sealed {
+					return
+				}
+				f.id.Generation++
+				f.appends = f.appends[len(f.appends)/2:]
+				f.values = f.values[len(f.values)/2:]
+				f.sealed = false
+				m.open(t)
+				m.verify(t)
+				m.seal(t, f)
+			},
+			"reopen": func(t *rapid.T) { m.open(t) },
+			"crash": func(t *rapid.T) {
+				m.fs = m.fs.Crash(rapid.SampledFrom([]float64{0, 0.5, 1}).Draw(t, "keep"))
+				m.open(t)
+			},
+			"": func(t *rapid.T) { m.verify(t) },
+		})
+	})
+}
+
+// TestLogIndexLevels: a look-up asks a handful of tables (F23).
+func TestLogIndexLevels(t *testing.T) {
+	m := newLogModel(t, 11)
+	for range 200 {
+		m.append(20)
+		m.roll()
+		m.sealRolled(t)
+		m.merge(t)
+	}
+	if n := m.x.Tables(); n > 3+7+7 {
+		t.Errorf("%d tables for 200 files", n)
+	}
+	if got := len(m.x.Files()); got != 200 {
+		t.Errorf("%d files described", got)
+	}
+	for range 50 {
+		m.verify(t)
+	}
+	infos, err := m.fs.List(modelDir)
+	check(t, err)
+	if len(infos) != 2*m.x.Tables() {
+		t.Errorf("%d files for %d pairs", len(infos), m.x.Tables())
+	}
+	for len(m.files) > 1 {
+		m.drop(t, 0)
+	}
+	if infos, err = m.fs.List(modelDir); err != nil || len(infos) != 0 {
+		t.Errorf("left over: %v %v", infos, err)
+	}
+}
+
+// TestLogIndexDamage flips bits all over the tables: a look-up may fail with a
+// CorruptError, never be wrong, and sealing the named files again mends it.
+func TestLogIndexDamage(t *testing.T) {
+	m := newLogModel(t, 23)
+	m.cache = NewTableCache(0, 4)
+	m.open(t)
+	for range 9 {
+		m.append(900)
+		m.roll()
+	}
+	m.sealRolled(t)
+	m.merge(t)
+	base := m.fs
+	infos, err := base.List(modelDir)
+	check(t, err)
+	failed, atOpen, met, flips := 0, 0, 0, 0
+	for _, info := range infos {
+		step := max(info.Size/25, 1)
+		for pos := int64(0); pos < info.Size; pos += step {
+			flips++
+			m.fs = base.Clone()
+			check(t, m.fs.Flip(modelDir+"/"+info.Name, pos, 4))
+			for _, f := range m.files {
+				f.sealed = f != m.active()
+			}
+			m.open(t)
+			if len(m.x.Problems()) > 0 {
+				atOpen++
+				m.verify(t) // from memory
+				m.sealRolled(t)
+			}
+			for _, f := range m.files {
+				if !f.sealed {
+					continue
+				}
+				r := f.appends[m.rnd.IntN(len(f.appends))]
+				got, ok, err := m.x.Find(r.Partition, r.First)
+				if err == nil && (!ok || got != r) {
+					t.Fatalf("%s pos %d: %v %v, want %v", info.Name, pos, got, ok, r)
+				}
+				h, seen := m.hash(r.Partition, r.First), false
+				err2 := m.x.FindTxn(r.Partition, h, func(o uint64) bool { seen = seen || o == r.First; return true })
+				if err2 == nil && !seen {
+					t.Fatalf("%s pos %d: an id is not found", info.Name, pos)
+				}
+				for _, err := range []error{err, err2} {
+					if err != nil && !errors.Is(err, ErrCorrupt) {
+						t.Fatal(err)
+					}
+				}
+			}
+			if _, err := m.x.MergeSome(); err != nil {
+				t.Fatal(err)
+			}
+			if len(m.x.Broken()) > 0 {
+				met++
+			}
+			err := m.x.Verify()
+			if err != nil && (!errors.Is(err, ErrCorrupt) || len(m.x.Broken()) == 0) {
+				t.Fatalf("%v, broken %v", err, m.x.Broken())
+			}
+			if broken := m.x.Broken(); len(broken) > 0 {
+				failed++
+				for _, f := range m.files {
+					if slices.Contains(broken, f.id.Seq) {
+						m.readd(f)
+						m.seal(t, f)
+					}
+				}
+				if left := m.x.Broken(); len(left) > 0 {
+					t.Fatalf("%v are still broken", left)
+				}
+			}
+			m.verify(t)
+			m.verify(t)
+		}
+	}
+	if failed+atOpen != flips || met == 0 || atOpen == 0 {
+		t.Errorf("of %d damages %d were found at the start and %d later, %d of these by look-ups", flips, atOpen, failed, met)
+	}
+}
+
+func TestLogIndexSealFails(t *testing.T) {
+	for n := 1; ; n++ {
+		m := newLogModel(t, 5)
+		m.append(300)
+		m.roll()
+		m.append(10)
+		injected := errors.New("injected")
+		m.fs.FailNth(vfs.OpAny, n, injected)
+		f := m.files[0]
+		err := m.x.Seal(SealedFile{Seq: 1, Generation: 1, Size: f.id.Size}, f.txnList)
+		if err == nil {
+			if n < 8 {
+				t.Errorf("only %d calls", n)
+			}
+			return
+		}
+		if !errors.Is(err, injected) {
+			t.Fatal(err)
+		}
+		m.fs.FailNth(vfs.OpAny, 0, nil)
+		m.verify(t)
+		m.seal(t, f)
+		m.verify(t)
+	}
+}
+
+func TestLogIndexSealTxnsFail(t *testing.T) {
+	m := newLogModel(t, 5)
+	m.append(300)
+	m.roll()
+	stop := errors.New("the scan met damage")
+	err := m.x.Seal(SealedFile{Seq: 1, Generation: 1}, func(func(uint64, uint64)) error { return stop })
+	if !errors.Is(err, stop) || m.x.Tables() != 0 {
+		t.Errorf("%v, %d tables", err, m.x.Tables())
+	}
+	m.verify(t)
+}
+
+func TestLogIndexCutIntoSealed(t *testing.T) {
+	m := newLogModel(t, 5)
+	m.append(30)
+	m.roll()
+	m.append(3)
+	m.sealRolled(t)
+	if err := m.x.Cut(1, 100); err == nil {
+		t.Error("a sealed file was cut")
+	}
+	check(t, m.x.Cut(1, m.files[0].id.Size)) // the whole of the next one
+	check(t, m.x.Cut(2, 0))
+}
+
+func TestTableNames(t *testing.T) {
+	for _, c := range []struct {
+		level       int
+		first, last uint64
+		kind        uint32
+		name        string
+	}{
+		{0, 7, 7, tableIdx, "00000000000000000007.idx"},
+		{0, 18446744073709551615, 18446744073709551615, tableDedup, "18446744073709551615.dedup"},
+		{2, 1, 64, tableDedup, "l2-00000000000000000001-00000000000000000064.dedup"},
+	} {
+		if got := tableName(c.level, c.first, c.last, c.kind); got != c.name {
+			t.Errorf("%s, want %s", got, c.name)
+		}
+		level, first, last, kind, ok := parseTableName(c.name)
+		if !ok || level != c.level || first != c.first || last != c.last || kind != c.kind {
+			t.Errorf("%s: %d %d %d %d %v", c.name, level, first, last, kind, ok)
+		}
+	}
+	for _, bad := range []string{"", "1.idx", "00000000000000000000.idx", "18446744073709551616.idx", "0000000000000000000x.idx", "00000000000000000001.seg",
+		"l0-00000000000000000001-00000000000000000002.idx", "l1-00000000000000000002-00000000000000000001.idx", "l1-00000000000000000001.idx",
+		"00000000000000000001.idx.tmp", "lx.idx"} {
+		if _, _, _, _, ok := parseTableName(bad); ok {
+			t.Errorf("%q is taken for a table", bad)
+		}
+	}
+	if _, ok := parseRowsName(rowsName(9)); !ok {
+		t.Error(rowsName(9))
+	}
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"queen/tools/internal/api"
+)
+
+const (
+	partitions = 32
+	outQueues  = 4 // outputs are spread over queues, so that an entry has several logs
+	group      = "steps"
+	maxBacklog = 20_000 // messages of the input that the producers stay ahead by
+	keep       = 7 * 86400
+)
+
+// payloads of the driver.
+type (
+	inputBody  struct{ N string }
+	outputBody struct {
+		Step   string
+		Source int64
+		Pad    string
+	}
+	auditBody struct {
+		Step        string
+		First, Last int64
+	}
+)
+
+func partitionName(p int) string { return "p" + strconv.Itoa(p) }
+func outQueue(p string) string {
+	n, _ := strconv.Atoi(strings.TrimPrefix(p, "p"))
+	return "out" + strconv.Itoa(n%outQueues)
+}
+
+// load is the state that the workers of one round share.
+type load struct {
+	api     *api.Client
+	round   int
+	stop    atomic.Bool // the broker is gone, or about to be
+	backlog atomic.Int64
+}
+
+// ended says whether an error is the end of the broker rather than a wrong
+// answer, which is the worker's error.
+func ended(err error) bool {
+	var s *api.StatusError
+	return !errors.As(err, &s) || s.Unknown()
+}
+
+// stepper is one worker; attempts is what it sent.
+type stepper struct {
+	*load
+	id       int
+	rng      *rand.Rand
+	attempts []*attempt
+	bodies   map[string]api.Transaction // of attempts whose answer did not come
+	steps    int
+}
+
+// run takes steps until the broker is gone.
+func (w *stepper) run(ctx context.Context) error {
+	for !w.stop.Load() {
+		err := w.step(ctx)
+		if err == nil {
+			continue
+		}
+		if w.stop.Load() || ended(err) {
+			return nil
+		}
+		return err
+	}
+	return nil
+}
+
+func (w *stepper) step(ctx context.Context) error {
+	batch := 1 + w.rng.IntN(10)
+	ms, err := w.api.Pop(ctx, "in", url.Values{"consumerGroup": {group}, "subscriptionMode": {"all"}, "batch": {strconv.Itoa(batch)},
+		"leaseSeconds": {"5"}, "wait": {"true"}, "timeout": {"300"}})
+	if err != nil || len(ms) == 0 {
+		return err
+	}
+	a, t := w.transaction(ms)
+	w.attempts = append(w.attempts, a)
+	w.bodies[a.id] = t
+	v, err := w.api.Transact(ctx, t)
+	if err != nil {
+		var s *api.StatusError
+		if errors.As(err, &s) && !s.Unknown() {
+			a.fate = refused
+		}
+		return err
+	}
+	delete(w.bodies, a.id)
+	w.steps++
+	a.fate = answered
+	if v.Success {
+		w.backlog.Add(-int64(len(ms)))
+		return nil
+	}
+	a.fate = refused
+	// A lease that ran out while the machine was busy is the only good reason.
+	if v.Reason != "rejected_ack" {
+		return fmt.Errorf("step %s of %s was rolled back: %s: %s", a.id, a.partition, v.Reason, v.Error)
+	}
+	return nil
+}
+
+// transaction builds the step of a batch of one partition.
+func (w *stepper) transaction(ms []api.Message) (*attempt, api.Transaction) {
+	last := ms[len(ms)-1]
+	a := &attempt{
+		id: fmt.Sprintf("s%d-%d-%d", w.round, w.id, len(w.attempts)), partition: last.Partition, first: ms[0].Offset, last: last.Offset,
+		timer: w.rng.IntN(8) == 0,
+	}
+	pad := 50
+	if w.rng.IntN(20) == 0 {
+		pad = 20_000 // a long write is easier to tear
+	}
+	var outs []api.Item
+	for _, m := range ms {
+		outs = append(outs, api.Item{Queue: outQueue(m.Partition), Partition: m.Partition, TransactionID: "o-" + m.TransactionID,
+			Payload: outputBody{a.id, m.Offset, noise(w.rng, pad)}})
+	}
+	audit := api.Item{Queue: "audit", Partition: a.partition, TransactionID: a.id, Payload: auditBody{a.id, a.first, a.last}}
+	t := api.Transaction{
+		Operations: []api.Operation{api.Ack(last, group), {Type: "push", Items: outs}, {Type: "push", Items: []api.Item{audit}}},
+		KV: []api.KVOp{
+			{Op: "incr", NS: "count", Key: a.partition, Delta: float64(len(ms)), TTLSeconds: keep},
+			{Op: "put", NS: "last", Key: a.partition, Value: a.id, TTLSeconds: keep},
+			{Op: "putIfAbsent", NS: "once", Key: a.markerKey(), Value: a.id, TTLSeconds: keep, Required: true},
+		},
+	}
+	if a.timer {
+		payload, err := json.Marshal(inputBody{a.id})
+		if err != nil {
+			panic(err) // a string
+		}
+		t.Timers = []api.TimerOp{{Op: "schedule", Queue: "fired", TimerKey: a.id, Partition: a.partition, DelayMs: w.rng.Int64N(200),
+			Txn: a.id, Payload: payload}}
+	}
+	return a, t
+}
+
+func (a *attempt) markerKey() string { return fmt.Sprintf("%s:%d", a.partition, a.first) }
+
+// producer pushes input, several messages a call, over several partitions.
+type producer struct {
+	*load
+	id     int
+	rng    *rand.Rand
+	pushes []*pushed
+}
+
+func (p *producer) run(ctx context.Context) error {
+	for !p.stop.Load() {
+		if p.backlog.Load() > maxBacklog {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if err := p.push(ctx); err != nil {
+			if p.stop.Load() || ended(err) {
+				return nil
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *producer) push(ctx context.Context) error {
+	var items []api.Item
+	start := len(p.pushes)
+	for range 1 + p.rng.IntN(40) {
+		x := &pushed{id: fmt.Sprintf("i%d-%d-%d", p.round, p.id, len(p.pushes)), partition: partitionName(p.rng.IntN(partitions)), offset: -1}
+		p.pushes = append(p.pushes, x)
+		items = append(items, api.Item{Queue: "in", Partition: x.partition, TransactionID: x.id, Payload: inputBody{x.id}})
+	}
+	got, err := p.api.Push(ctx, items...)
+	if err != nil {
+		return err
+	}
+	for i, x := range p.pushes[start:] {
+		if got[i].Status != "queued" {
+			return fmt.Errorf("push %s to %s: status %s, expected queued", x.id, x.partition, got[i].Status)
+		}
+		x.fate, x.offset = answered, got[i].Offset
+	}
+	p.backlog.Add(int64(len(items)))
+	return nil
+}
+
+// noise is text that does not compress much.
+func noise(rng *rand.Rand, n int) string {
+	b := make([]byte, 0, n+16)
+	for len(b) < n {
+		b = strconv.AppendUint(b, rng.Uint64(), 36)
+	}
+	return string(b[:n])
+}

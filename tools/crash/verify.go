@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"queen/tools/internal/api"
+)
+
+// verify reads back what is new since the last round and balances the book.
+func (k *killer) verify(ctx context.Context) error {
+	if err := k.read(ctx, "in", func(m api.Message) error { return k.book.readInput(m.Partition, m.TransactionID, m.Offset) }); err != nil {
+		return err
+	}
+	if err := k.read(ctx, "audit", k.readAudit); err != nil {
+		return err
+	}
+	for q := range outQueues {
+		if err := k.read(ctx, "out"+strconv.Itoa(q), k.readOutput); err != nil {
+			return err
+		}
+	}
+	if err := k.readTimers(ctx); err != nil {
+		return err
+	}
+	if err := k.book.balance(); err != nil {
+		return err
+	}
+	if err := k.compareKV(ctx); err != nil {
+		return err
+	}
+	return k.compareDepth(ctx)
+}
+
+// read hands the messages that the checking group has not had to f.
+func (k *killer) read(ctx context.Context, queue string, f func(m api.Message) error) error {
+	query := url.Values{"consumerGroup": {"check"}, "subscriptionMode": {"all"}, "commitOnDelivery": {"true"}, "batch": {"5000"},
+		"partitions": {"64"}}
+	for {
+		ms, err := k.api.Pop(ctx, queue, query)
+		if err != nil || len(ms) == 0 {
+			return err
+		}
+		for _, m := range ms {
+			if err := f(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (k *killer) readAudit(m api.Message) error {
+	var b auditBody
+	if err := json.Unmarshal(m.Data, &b); err != nil {
+		return fmt.Errorf("audit %s offset %d: %w", m.Partition, m.Offset, err)
+	}
+	return k.book.readAudit(m.Partition, b.Step, b.First, b.Last)
+}
+
+func (k *killer) readOutput(m api.Message) error {
+	var b outputBody
+	if err := json.Unmarshal(m.Data, &b); err != nil {
+		return fmt.Errorf("output %s offset %d: %w", m.Partition, m.Offset, err)
+	}
+	if m.Offset != b.Source {
+		return fmt.Errorf("output %s: the output of input %d is at offset %d", m.Partition, b.Source, m.Offset)
+	}
+	return k.book.readOutput(m.Partition, b.Step, b.Source)
+}
+
+// readTimers waits until the timers of all applied steps have fired.
+func (k *killer) readTimers(ctx context.Context) error {
+	fired := func(m api.Message) error {
+		var b inputBody
+		if err := json.Unmarshal(m.Data, &b); err != nil {
+			return fmt.Errorf("fired %s offset %d: %w", m.Partition, m.Offset, err)
+		}
+		return k.book.readFired(b.N)
+	}
+	for end := time.Now().Add(10 * time.Second); ; {
+		if err := k.read(ctx, "fired", fired); err != nil {
+			return err
+		}
+		if k.book.timersDue() == 0 || time.Now().After(end) {
+			return nil // the balance says what is missing
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// compareKV compares counters, newest steps and the round's markers.
+func (k *killer) compareKV(ctx context.Context) error {
+	ps := k.book.partitions()
+	counts, err := k.api.KVGetMany(ctx, "count", ps)
+	if err != nil {
+		return err
+	}
+	last, err := k.api.KVGetMany(ctx, "last", ps)
+	if err != nil {
+		return err
+	}
+	for _, p := range ps {
+		var n int64
+		var id string
+		if err := errors.Join(json.Unmarshal(counts[p], &n), json.Unmarshal(last[p], &id)); err != nil {
+			return fmt.Errorf("partition %s: KV count %q, last %q: %w", p, counts[p], last[p], err)
+		}
+		if err := k.book.counts(p, n, id); err != nil {
+			return err
+		}
+	}
+	return k.compareMarkers(ctx)
+}
+
+func (k *killer) compareMarkers(ctx context.Context) error {
+	for some := range slices.Chunk(k.book.markers, 200) {
+		keys := map[string]bool{} // a retried batch has the marker of the first try
+		for _, a := range some {
+			keys[a.markerKey()] = true
+		}
+		rows, err := k.api.KVGetMany(ctx, "once", slices.Sorted(maps.Keys(keys)))
+		if err != nil {
+			return err
+		}
+		for _, a := range some {
+			var id string
+			if row, ok := rows[a.markerKey()]; ok {
+				if err := json.Unmarshal(row, &id); err != nil {
+					return fmt.Errorf("marker %s: %w in %s", a.markerKey(), err, row)
+				}
+			}
+			if err := k.book.marker(a, id); err != nil {
+				return err
+			}
+		}
+	}
+	k.book.markers = nil
+	return nil
+}
+
+// compareDepth compares the group's backlog with inputs that no step covers.
+func (k *killer) compareDepth(ctx context.Context) error {
+	var want int64
+	for p, n := range k.book.in {
+		want += n - k.book.audit[p]
+	}
+	got, _, err := k.api.Depth(ctx, "in", group)
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("group %s has %d inputs left, expected %d: its cursor and the steps disagree", group, got, want)
+	}
+	return nil
+}
+
+// sendAgain sends half of the transactions without an answer once more. Their
+// fate is known by now: an applied one has to be refused, another one may be
+// committed now, once.
+func (k *killer) sendAgain(ctx context.Context, bodies map[string]api.Transaction) error {
+	for _, id := range slices.Sorted(maps.Keys(bodies)) {
+		a := k.book.attempts[id]
+		if a.seen {
+			k.applied++
+		}
+		if k.rng.IntN(2) == 0 {
+			continue
+		}
+		k.retried++
+		v, err := k.api.Transact(ctx, bodies[id])
+		if err != nil {
+			return err
+		}
+		switch {
+		case a.seen && v.Success:
+			return fmt.Errorf("step %s had been applied before the kill, and was committed again", id)
+		case v.Success:
+			a.fate = answered
+			k.book.open = append(k.book.open, a)
+			k.book.markers = append(k.book.markers, a)
+		case v.Reason != "rejected_ack" && v.Reason != "duplicate" && v.Reason != "kv_precondition":
+			return fmt.Errorf("step %s, sent again: %s: %s", id, v.Reason, v.Error)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,272 @@
+// Package api is the part of a broker's HTTP API that the demonstration and the
+// crash test use, as Go types. One method is one call: nothing is sent again.
+//
+// A Client may be used by many goroutines at once.
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Client calls one broker.
+type Client struct {
+	base string
+	http *http.Client
+}
+
+// New returns a client of the broker at base (http://host:port). A call is given
+// up after timeout, which leaves its outcome unknown.
+func New(base string, timeout time.Duration) *Client {
+	t := &http.Transport{MaxIdleConnsPerHost: 128, DisableCompression: true}
+	return &Client{base: base, http: &http.Client{Transport: t, Timeout: timeout}}
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// StatusError is an answer with a status that the call does not expect. 429, 503
+// and 500 leave the outcome of a write unknown; other ones mean that nothing was
+// applied.
+type StatusError struct {
+	Call   string
+	Status int
+	Body   string
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("%s: status %d: %.300s", e.Call, e.Status, e.Body)
+}
+
+// Unknown reports whether the call may have been applied.
+func (e *StatusError) Unknown() bool {
+	return e.Status >= 500 && e.Status != http.StatusInsufficientStorage
+}
+
+// Message is a popped message.
+type Message struct {
+	ID              string          `json:"id"`
+	TransactionID   string          `json:"transactionId"`
+	Data            json.RawMessage `json:"data"`
+	PartitionID     string          `json:"partitionId"`
+	Partition       string          `json:"partition"`
+	LeaseID         string          `json:"leaseId"`
+	Offset          int64           `json:"offset"`
+	DeliveryAttempt int             `json:"deliveryAttempt"`
+}
+
+// Item is a message to push.
+type Item struct {
+	Queue         string `json:"queue"`
+	Partition     string `json:"partition,omitempty"`
+	TransactionID string `json:"transactionId,omitempty"`
+	Payload       any    `json:"payload"`
+}
+
+// Pushed is what became of one item.
+type Pushed struct {
+	MessageID     string `json:"message_id"`
+	TransactionID string `json:"transaction_id"`
+	Status        string `json:"status"` // queued, duplicate or error
+	Offset        int64  `json:"offset"`
+}
+
+// Operation is an ack or a push of a transaction.
+type Operation struct {
+	Type          string `json:"type"`
+	TransactionID string `json:"transactionId,omitempty"`
+	PartitionID   string `json:"partitionId,omitempty"`
+	ConsumerGroup string `json:"consumerGroup,omitempty"`
+	LeaseID       string `json:"leaseId,omitempty"`
+	Status        string `json:"status,omitempty"`
+	Error         string `json:"error,omitempty"`
+	Items         []Item `json:"items,omitempty"`
+}
+
+// Ack returns the operation that settles m, and everything below it in its
+// batch, for a group.
+func Ack(m Message, group string) Operation {
+	return Operation{Type: "ack", TransactionID: m.TransactionID, PartitionID: m.PartitionID, ConsumerGroup: group, LeaseID: m.LeaseID,
+		Status: "completed"}
+}
+
+// KVOp is one key/value operation.
+type KVOp struct {
+	Op         string   `json:"op"`
+	NS         string   `json:"ns"`
+	Key        string   `json:"key,omitempty"`
+	Keys       []string `json:"keys,omitempty"`
+	Value      any      `json:"value,omitempty"`
+	Delta      float64  `json:"delta,omitempty"`
+	TTLSeconds int      `json:"ttlSeconds,omitempty"`
+	Required   bool     `json:"required,omitempty"`
+}
+
+// TimerOp is one timer operation; Payload is base64 in JSON, as the API has it.
+type TimerOp struct {
+	Op        string `json:"op"`
+	Queue     string `json:"queue"`
+	TimerKey  string `json:"timerKey"`
+	Partition string `json:"partition,omitempty"`
+	DelayMs   int64  `json:"delayMs"`
+	Txn       string `json:"txn,omitempty"`
+	Payload   []byte `json:"payload"`
+}
+
+// Transaction is the body of a transaction call.
+type Transaction struct {
+	Operations     []Operation `json:"operations"`
+	RequiredLeases []string    `json:"requiredLeases"`
+	KV             []KVOp      `json:"kv,omitempty"`
+	Timers         []TimerOp   `json:"timers,omitempty"`
+}
+
+// Verdict is the answer to a transaction. Reason and KVReason are set when it
+// was rolled back.
+type Verdict struct {
+	Success  bool              `json:"success"`
+	Reason   string            `json:"reason"`
+	KVReason string            `json:"kvReason"`
+	Error    string            `json:"error"`
+	Results  []json.RawMessage `json:"results"`
+}
+
+// Row is a key/value row; Value is nil when there is none.
+type Row struct {
+	Found   bool            `json:"found"`
+	Key     string          `json:"key"`
+	Value   json.RawMessage `json:"value"`
+	Version int64           `json:"version"`
+}
+
+// Push stores items.
+func (c *Client) Push(ctx context.Context, items ...Item) ([]Pushed, error) {
+	var out []Pushed
+	err := c.call(ctx, http.MethodPost, "/api/v1/push", map[string]any{"items": items}, &out, http.StatusCreated)
+	if err == nil && len(out) != len(items) {
+		err = fmt.Errorf("push: %d results for %d items", len(out), len(items))
+	}
+	return out, err
+}
+
+// Pop takes messages of a queue; query holds the parameters of the pop route. No
+// messages is an empty list.
+func (c *Client) Pop(ctx context.Context, queue string, query url.Values) ([]Message, error) {
+	var out struct{ Messages []Message }
+	path := "/api/v1/pop/queue/" + url.PathEscape(queue) + "?" + query.Encode()
+	err := c.call(ctx, http.MethodGet, path, nil, &out, http.StatusOK, http.StatusNoContent)
+	return out.Messages, err
+}
+
+// Transact sends a transaction. A rolled-back one is not an error.
+func (c *Client) Transact(ctx context.Context, t Transaction) (Verdict, error) {
+	if t.Operations == nil {
+		t.Operations = []Operation{}
+	}
+	if t.RequiredLeases == nil {
+		t.RequiredLeases = []string{}
+	}
+	var out Verdict
+	err := c.call(ctx, http.MethodPost, "/api/v1/transaction", t, &out, http.StatusOK)
+	return out, err
+}
+
+// AckOne acks one message and reports whether the broker carried it out.
+func (c *Client) AckOne(ctx context.Context, m Message, group, status string) (bool, error) {
+	var out []struct{ Success bool }
+	body := map[string]any{"transactionId": m.TransactionID, "partitionId": m.PartitionID, "consumerGroup": group, "leaseId": m.LeaseID,
+		"status": status}
+	err := c.call(ctx, http.MethodPost, "/api/v1/ack", body, &out, http.StatusOK)
+	return len(out) == 1 && out[0].Success, err
+}
+
+// KVGet reads one key.
+func (c *Client) KVGet(ctx context.Context, ns, key string) (Row, error) {
+	var out Row
+	err := c.call(ctx, http.MethodGet, "/api/v1/kv/"+url.PathEscape(ns)+"/"+url.PathEscape(key), nil, &out, http.StatusOK)
+	return out, err
+}
+
+// KVGetMany reads keys of one namespace; absent ones are not in the answer.
+func (c *Client) KVGetMany(ctx context.Context, ns string, keys []string) (map[string]json.RawMessage, error) {
+	var out struct {
+		Results []struct {
+			Rows      []Row
+			Truncated bool
+		}
+	}
+	body := map[string]any{"operations": []KVOp{{Op: "getMany", NS: ns, Keys: keys}}}
+	if err := c.call(ctx, http.MethodPost, "/api/v1/kv", body, &out, http.StatusOK); err != nil {
+		return nil, err
+	}
+	if len(out.Results) != 1 || out.Results[0].Truncated {
+		return nil, fmt.Errorf("kv: getMany of %d keys: %d results, or truncated", len(keys), len(out.Results))
+	}
+	rows := map[string]json.RawMessage{}
+	for _, r := range out.Results[0].Rows {
+		rows[r.Key] = r.Value
+	}
+	return rows, nil
+}
+
+// TimerPending reports whether a timer is pending.
+func (c *Client) TimerPending(ctx context.Context, queue, key string) (bool, error) {
+	var out struct{ Found bool }
+	err := c.call(ctx, http.MethodGet, "/api/v1/timers/"+url.PathEscape(queue)+"/"+url.PathEscape(key), nil, &out, http.StatusOK)
+	return out.Found, err
+}
+
+// Depth returns how many messages of a queue a group has not settled, and how
+// many of them are under a live lease.
+func (c *Client) Depth(ctx context.Context, queue, group string) (pending, processing int64, err error) {
+	var out struct{ Pending, Processing int64 }
+	path := "/api/v1/resources/queues/" + url.PathEscape(queue) + "/depth?group=" + url.QueryEscape(group)
+	err = c.call(ctx, http.MethodGet, path, nil, &out, http.StatusOK)
+	return out.Pending, out.Processing, err
+}
+
+func (c *Client) call(ctx context.Context, method, path string, body, out any, statuses ...int) error {
+	var r io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		r = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, r)
+	if err != nil {
+		return err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	for _, s := range statuses {
+		if resp.StatusCode != s {
+			continue
+		}
+		if s == http.StatusNoContent {
+			return nil
+		}
+		if err := json.Unmarshal(b, out); err != nil {
+			return fmt.Errorf("%s %s: %w in %.300s", method, path, err, b)
+		}
+		return nil
+	}
+	return &StatusError{Call: method + " " + path, Status: resp.StatusCode, Body: string(b)}
+}
