@@ -1,6 +1,8 @@
 package fsm
 
 import (
+	"slices"
+
 	"queen/internal/entry"
 )
 
@@ -11,6 +13,7 @@ const (
 	errNoConsumer   = "consumer not found"
 	errNoPartition  = "unknown partition"
 	errCommitted    = "already committed: the message is settled"
+	errUnreadable   = "unavailable: the message cannot be read now"
 )
 
 // judgement is what one ack turned out to be, before anything is changed.
@@ -18,6 +21,8 @@ type judgement struct {
 	c      *cursor
 	offset uint64
 	apply  bool // in force; otherwise the item's result is final
+	// unreadable: the message is to be filed, but no look-up gives its payload.
+	unreadable bool
 }
 
 // ackPlan is the acks of one call, judged.
@@ -37,6 +42,7 @@ func (m *Machine) planAck(c *Call, a *Ack) verdict {
 	if lookup || m.needContents(c, &p) {
 		return again
 	}
+	p.dropUnreadable()
 	for _, cur := range p.cursors {
 		m.settle(c, &p, cur, false)
 	}
@@ -85,7 +91,7 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	}
 	if it.HasLease && held == nil && c.repeated(it, found) {
 		it.Success, it.Noop, it.LeaseReleased = true, true, true
-		it.DLQ = found.settled && it.Status != Completed
+		it.DLQ = c.refiled(it, found)
 		return false
 	}
 	switch {
@@ -107,14 +113,23 @@ func (c *cursor) repeated(it *AckItem, f resolution) bool {
 	if r == nil || r.id != it.LeaseID {
 		return false
 	}
-	switch {
-	case it.Status == Completed:
-		return r.result&releasedCompleted != 0 && f.settled
-	case f.settled:
-		return it.Status != Retry && r.result&releasedDead != 0
+	did := func(what byte) bool { return r.result&what != 0 }
+	switch it.Status {
+	case Completed:
+		return f.settled && did(releasedCompleted)
+	case DeadLetter:
+		return f.settled && did(releasedDead)
+	case Failed:
+		return f.unsettled && did(releasedNacked) || f.settled && did(releasedDead|releasedDropped)
 	default:
-		return it.Status != DeadLetter && r.result&releasedNacked != 0
+		return f.unsettled && did(releasedNacked)
 	}
+}
+
+// refiled reports whether the ack that is repeated filed a dead letter.
+func (c *cursor) refiled(it *AckItem, f resolution) bool {
+	r := c.released.result
+	return it.Status == DeadLetter || it.Status == Failed && r&releasedDead != 0 && !(f.unsettled && r&releasedNacked != 0) && r&releasedDropped == 0
 }
 
 func (p *ackPlan) note(c *cursor) {
@@ -137,6 +152,19 @@ func (p *ackPlan) taken(c *cursor, offset uint64, upTo *AckItem) bool {
 		}
 	}
 	return false
+}
+
+// lowest is the first offset from lo on that is neither settled nor meant by an
+// earlier ack of the call.
+func (p *ackPlan) lowest(c *cursor, lo uint64, upTo *AckItem) uint64 {
+	for o := lo; ; o++ {
+		if c.sets != nil {
+			o = c.sets.settled.NextAbsent(o)
+		}
+		if !p.taken(c, o, upTo) {
+			return o
+		}
+	}
 }
 
 // resolution is what a transactionId means at a cursor.
@@ -175,8 +203,12 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 		consider(o)
 		return true
 	})
+	// Memory may lack older ids. They do not matter when it has found the lowest
+	// message that can be meant at all (an ack of a higher one would settle those
+	// below), unless the lease is not live: then a settled one decides.
 	since := m.dedup.Since()
-	if !r.unsettled && since > 0 && c.p.created <= since {
+	enough := r.unsettled && r.offset == p.lowest(c, lo, it) && (r.settled || !it.HasLease || held != nil)
+	if since > 0 && c.p.created <= since && !enough {
 		n := call.need(needTxn, c.p, it.Txn, since)
 		if n == nil {
 			return r, true
@@ -219,12 +251,32 @@ func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
 		if !j.apply || !m.files(j.c, p.items[i].Status) {
 			continue
 		}
-		n := need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset}
-		if call.needAt(n) == nil {
+		n := call.needAt(need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset})
+		if n == nil {
 			lookup = true
+		} else if !n.found {
+			j.unreadable = true
 		}
 	}
 	return lookup
+}
+
+// dropUnreadable refuses the acks that would file a message whose payload is
+// not there to be read: nothing is ever filed without it.
+func (p *ackPlan) dropUnreadable() {
+	for i := range p.items {
+		if j := &p.judged[i]; j.unreadable {
+			j.apply = false
+			p.items[i].Success, p.items[i].Err = false, errUnreadable
+		}
+	}
+	p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool {
+		return !slices.ContainsFunc(p.judged, func(j judgement) bool { return j.apply && j.c == c })
+	})
+}
+
+func (p *ackPlan) unreadable() bool {
+	return slices.ContainsFunc(p.judged, func(j judgement) bool { return j.unreadable })
 }
 
 // files reports whether an ack of this status files a dead letter.
@@ -289,7 +341,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 			}
 			charged = charged || s == Failed
 			if it.DelayMs > 0 {
-				delay = max(delay, it.DelayMs*1000)
+				delay = max(delay, span(it.DelayMs, 1000))
 			} else if s == Failed && c.p.q.opts.RetryBackoff {
 				hadBackoff = true
 			}
@@ -297,11 +349,16 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 			result |= releasedCompleted
 			top = max(top, int64(j.offset))
 		default:
-			result |= releasedDead
+			if s == Failed && !c.p.q.opts.DeadLetters() {
+				result |= releasedDropped
+			} else {
+				result |= releasedDead
+			}
 			filed = true
 			top = max(top, int64(j.offset))
 		}
 	}
+	retries := c.retries
 	if filed {
 		c.retries = 0
 	}
@@ -311,7 +368,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	if hadBackoff {
 		delay = max(delay, c.backoff())
 	}
-	m.fileLetters(call, p, c, status, comesBack)
+	m.fileLetters(call, p, c, status, comesBack, retries)
 	if stops {
 		m.settleAbove(p, c, status, comesBack, stop)
 		c.committed = max(c.committed, int64(stop)-1)
@@ -353,7 +410,7 @@ const maxBackoff = int64(3600) * 1_000_000
 
 // backoff is retryDelay doubled for each charged retry after the first.
 func (c *cursor) backoff() int64 {
-	d := c.p.q.opts.RetryDelay * 1000
+	d := span(c.p.q.opts.RetryDelay, 1000)
 	for i := int32(1); i < c.retries && d < maxBackoff; i++ {
 		d *= 2
 	}
@@ -415,7 +472,7 @@ func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, result byte, 
 }
 
 // fileLetters files what is to be dead-lettered and marks what is dropped.
-func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool) {
+func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool, retries int32) {
 	done := map[uint64]bool{}
 	for i := range p.items {
 		j := &p.judged[i]
@@ -441,13 +498,9 @@ func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, status map[uint
 			reason = "Retries exhausted"
 		}
 		n := call.needAt(need{kind: needMessage, queue: c.p.q.id, partition: c.p.id, offset: j.offset})
-		retries := int64(0)
-		if s == Failed {
-			retries = c.p.q.opts.RetryLimit
-		}
 		m.fileLetter(&deadLetter{
 			q: c.p.q, partitionID: c.p.id, partition: c.p.name, offset: j.offset, group: c.g.name,
-			err: reason, retries: retries, failed: m.now,
+			err: reason, retries: int64(retries), failed: m.now,
 		}, n.data)
 	}
 }

@@ -98,6 +98,7 @@ func (m *Machine) applyEffects(b []byte) error {
 				c := m.s.loadCursor(qid, pid, gid)
 				c.sets = nil
 				m.touchCursor(c)
+				m.forgetSets(c)
 			}
 		default:
 			err = fmt.Errorf("effect of unknown kind %d: this entry was written by a newer build", op)

@@ -63,6 +63,10 @@ func (m *Machine) forgetQueue(q *queue) {
 	for _, g := range q.groups {
 		delete(m.s.groups, g.id)
 	}
+	q.letters.Scan(func(_ string, l *deadLetter) bool {
+		delete(m.s.letters, l.id)
+		return true
+	})
 	delete(m.s.queues, q.id)
 }
 

@@ -93,9 +93,12 @@ func (m *Machine) EndCapture(ok bool) {
 	if ok || !c.active {
 		return
 	}
+	// All of them stand in the list again, whether their turn had come or not;
+	// one that changed meanwhile stands there twice, which does no harm.
 	for _, o := range c.objects {
-		m.touch(o)
+		o.setDirty(true)
 	}
+	m.dirty = append(c.objects, m.dirty...)
 	m.dirtyDeletes = append(c.deletes, m.dirtyDeletes...)
 	m.dirtyRanges = append(c.ranges, m.dirtyRanges...)
 }

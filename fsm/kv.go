@@ -53,15 +53,12 @@ func (m *Machine) judgeKV(tenant string, ops []KVOp) int {
 		if !op.Kind.Write() && op.Kind != KVCheck {
 			continue
 		}
-		row, written := m.findKV(tenant, op.NS, op.Key), false
-		if op.Kind == KVCheck {
-			written = writtenBefore(ops[:i], op)
-		}
+		row := m.findKV(tenant, op.NS, op.Key)
 		op.Result = KVResult{}
-		if written {
-			m.judgeCheckAfterWrite(op)
+		if w := writtenBefore(ops[:i], op); w != nil {
+			op.checkAfter(w, row)
 		} else {
-			m.judgeOp(op, row)
+			op.judge(row)
 		}
 		if !op.Result.Applied && op.Required {
 			return i
@@ -70,28 +67,41 @@ func (m *Machine) judgeKV(tenant string, ops []KVOp) int {
 	return -1
 }
 
-// writtenBefore reports whether an earlier operation of the call changes the
-// key that a check names; it is then judged as it will be.
-func writtenBefore(ops []KVOp, check *KVOp) bool {
+// writtenBefore is the earlier operation of the call that changes the key which
+// a check names, or nil.
+func writtenBefore(ops []KVOp, check *KVOp) *KVOp {
+	if check.Kind != KVCheck {
+		return nil
+	}
 	for i := range ops {
 		o := &ops[i]
 		if o.Kind.Write() && o.Result.Applied && o.NS == check.NS && o.Key == check.Key {
-			return true
+			return o
 		}
 	}
-	return false
+	return nil
 }
 
-// judgeCheckAfterWrite: the version that an earlier write of this call gives a
-// key is not known to anybody, so no check can name it.
-func (m *Machine) judgeCheckAfterWrite(op *KVOp) {
-	op.Result.Reason = reasonVersion
+// checkAfter judges a check on the key as the earlier write w leaves it. The
+// version that w gives the key is not known to anybody, so no check can name
+// it. row is the key before the call: what it is when this loss undoes the call.
+func (op *KVOp) checkAfter(w *KVOp, row *kvRow) {
+	if w.Kind == KVDelete {
+		op.judge(nil)
+		return
+	}
+	r := &op.Result
+	r.Reason = reasonVersion
 	if op.Expect == 0 {
-		op.Result.Reason = reasonExists
+		r.Reason = reasonExists
+	}
+	if row != nil {
+		r.Value, r.Version = row.value, row.version
 	}
 }
 
-func (m *Machine) judgeOp(op *KVOp, row *kvRow) {
+// judge decides an operation on the live row of its key, nil when there is none.
+func (op *KVOp) judge(row *kvRow) {
 	r := &op.Result
 	if row != nil {
 		r.Value, r.Version = row.value, row.version
@@ -153,12 +163,26 @@ func (op *KVOp) increment(row *kvRow) (value []byte, reason string) {
 		}
 		old = v
 	}
-	sum := old + op.Delta
-	if math.Abs(sum) > maxExact || math.IsNaN(sum) || op.HasMin && sum < op.Min || op.HasMax && sum > op.Max {
+	sum := add(old, op.Delta)
+	if math.IsNaN(sum.v) || sum.above(maxExact) || sum.below(-maxExact) ||
+		op.HasMin && sum.below(op.Min) || op.HasMax && sum.above(op.Max) {
 		return nil, reasonLimit
 	}
-	return appendNumber(nil, sum), ""
+	return appendNumber(nil, sum.v), ""
 }
+
+// exactSum is a sum and what its rounding took away, so that 2^53 + 1 is seen
+// to cross 2^53.
+type exactSum struct{ v, rest float64 }
+
+func add(a, b float64) exactSum {
+	v := a + b
+	part := v - a
+	return exactSum{v: v, rest: (a - (v - part)) + (b - part)}
+}
+
+func (s exactSum) above(limit float64) bool { return s.v > limit || s.v == limit && s.rest > 0 }
+func (s exactSum) below(limit float64) bool { return s.v < limit || s.v == limit && s.rest < 0 }
 
 // isNumber tells a JSON number from what ParseFloat reads besides (Inf, hex).
 func isNumber(b []byte) bool {
@@ -256,6 +280,12 @@ func (m *Machine) readKV(tenant string, ops []KVOp) {
 					Found: true, Value: row.value, Version: row.version, Expires: row.expires, Updated: row.updated,
 				}
 				budget -= len(row.value)
+			}
+		case KVCheck:
+			if op.Result.Reason != "" && writtenBefore(ops[:i], op) != nil {
+				if row := m.findKV(tenant, op.NS, op.Key); row != nil {
+					op.Result.Value, op.Result.Version = row.value, row.version
+				}
 			}
 		case KVGetMany:
 			op.Result = KVResult{}

@@ -80,6 +80,17 @@ func (c *Call) need(kind needKind, p *partition, txn []byte, since int64) *need 
 	return nil
 }
 
+// failed reports whether the look-up of a transactionId ended in an error, which
+// only internal calls get to see.
+func (c *Call) failed(p *partition, txn []byte) bool {
+	for i := range c.needs {
+		if n := &c.needs[i]; p != nil && n.kind == needTxn && n.partition == p.id && bytes.Equal(n.txn, txn) {
+			return n.err != nil
+		}
+	}
+	return false
+}
+
 // needAt is need for the look-ups that name an offset or a time.
 func (c *Call) needAt(n need) *need {
 	for i := range c.needs {

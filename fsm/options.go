@@ -175,6 +175,22 @@ func (o *Options) DeadLetters() bool { return o.DeadLetterQueue || o.DLQAfterMax
 
 var errShortRow = errors.New("row is cut off")
 
+// longestSpan bounds what an option adds to broker time, in microseconds
+// (36,000 years), so that no sum leaves the range.
+const longestSpan = int64(1) << 60
+
+// span is n units of so many microseconds.
+func span(n, unit int64) int64 {
+	if n > longestSpan/unit {
+		return longestSpan
+	}
+	return n * unit
+}
+
+func (o *Options) window() int64 { return span(o.DedupWindowSeconds, 1_000_000) }
+func (o *Options) delay() int64  { return span(o.DelayedProcessing, 1_000_000) }
+func (o *Options) quiet() int64  { return span(o.WindowBuffer, 1_000_000) }
+
 func (o *Options) encode(dst []byte) []byte {
 	dst = append(dst, byte(len(OptionDefs)))
 	for _, d := range OptionDefs {

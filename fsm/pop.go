@@ -522,7 +522,9 @@ func (m *Machine) meet(c *Call, p *partition, g *group) (cur *cursor, lookup boo
 		return nil, true
 	}
 	if !n.found {
-		return nil, false
+		// The newest append is late enough, but was not written yet.
+		n.done = false
+		return nil, true
 	}
 	return m.newCursor(p, g, int64(max(n.at, p.start))-1), false
 }
@@ -544,7 +546,9 @@ func (m *Machine) takeStarts(c *Call, g *group) {
 	}
 }
 
-// planDiscovery claims from every queue whose labels match, by name. It never waits.
+// planDiscovery claims from every queue whose labels match, by name. It never
+// waits. It is the group's first contact with all of them, also with those that
+// its budgets do not reach.
 func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 	seconds := p.LeaseSeconds
 	if seconds <= 0 {
@@ -559,10 +563,12 @@ func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 			return true
 		}
 		g, _ := m.ensureGroup(q, p)
-		m.takeStarts(c, g)
-		need := m.claimReady(c, p, g, seconds)
-		lookup = lookup || need
-		return len(p.Claims) < p.Partitions && p.left() > 0
+		if len(p.Claims) < p.Partitions && p.left() > 0 {
+			m.takeStarts(c, g)
+			need := m.claimReady(c, p, g, seconds)
+			lookup = lookup || need
+		}
+		return true
 	})
 	if lookup && len(p.Claims) == 0 {
 		return again
@@ -636,7 +642,7 @@ func (r appendRun) end() uint64 { return r.first + uint64(r.count) }
 
 // appended notes the time of an append, while its queue delays.
 func (p *partition) appended(first uint64, now int64) {
-	delay := p.q.opts.DelayedProcessing * 1_000_000
+	delay := p.q.opts.delay()
 	if delay == 0 {
 		return
 	}
@@ -654,12 +660,12 @@ func (p *partition) appended(first uint64, now int64) {
 // otherwise when to look again. unknown: append times must be read from disk;
 // with a call, the look-up is asked for.
 func (m *Machine) visible(c *Call, p *partition, first uint64) (limit uint64, wake int64, unknown bool) {
-	if w := p.q.opts.WindowBuffer * 1_000_000; w > 0 {
+	if w := p.q.opts.quiet(); w > 0 {
 		if quiet := p.lastAppend + w; m.now < quiet {
 			return 0, quiet, false
 		}
 	}
-	delay := p.q.opts.DelayedProcessing * 1_000_000
+	delay := p.q.opts.delay()
 	if delay == 0 || m.now >= p.lastAppend+delay {
 		p.delay = nil
 		return p.next, 0, false

@@ -65,7 +65,7 @@ func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
 		var window int64
 		if q := m.s.findQueue(c.Tenant, g.Queue); q != nil {
 			part = q.byName[g.Partition]
-			window = q.opts.DedupWindowSeconds * 1_000_000
+			window = q.opts.window()
 		}
 		size := 64
 		for _, i := range g.Items {
@@ -198,20 +198,20 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 }
 
 // firstAppend makes the cursor of a group that meets the partition by an
-// append after the group's start. It returns nil when the start is in what was
-// there before, which a sweep finds out.
+// append after the group's start, or gives the one that a sweep has found its
+// row. Where the start is still to come it returns nil; where it is in what was
+// there before only a look-up can tell it, and the row is made at the claim.
 func (m *Machine) firstAppend(p *partition, g *group, c *cursor, first uint64, previous int64) *cursor {
-	if c != nil {
-		m.keep(c) // a sweep has placed it already
+	committed := int64(first) - 1
+	switch {
+	case p.id >= g.startPartition || g.mode == SubscribeAll:
+		committed = int64(p.start) - 1
+	case g.mode == SubscribeFrom && (m.now < g.from || first > p.start && g.from <= previous):
 		return c
 	}
-	committed := int64(first) - 1
-	if p.id >= g.startPartition || g.mode == SubscribeAll {
-		committed = int64(p.start) - 1
-	} else if g.mode == SubscribeFrom && first > p.start && g.from <= previous {
-		return nil
+	if c == nil {
+		c = m.newCursor(p, g, committed)
 	}
-	c = m.newCursor(p, g, committed)
 	m.keep(c)
 	return c
 }

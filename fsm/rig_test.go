@@ -64,6 +64,9 @@ const startTime = int64(1_800_000_000_000_000)
 const tenantA = "00000000-0000-0000-0000-000000000001"
 
 func newRig(t fataler, cfg Config) *rig {
+	if cfg.DedupBytes == 0 {
+		cfg.DedupBytes = 1 << 20 // a machine is made faster with a small memory
+	}
 	r := &rig{t: t, cfg: cfg, m: New(cfg), twin: New(cfg), applies: 1, now: startTime, batches: true}
 	r.store.init()
 	r.lead()

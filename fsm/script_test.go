@@ -15,11 +15,12 @@ import (
 	"queen/internal/entry"
 )
 
-// The tables of the contract are scripts in testdata. A directive plans the
-// calls of its input lines in one cycle (and those that look-ups need) and
-// prints what was answered; a case starts with `new`. One line is one call:
+// The tables of the contract are scripts in testdata. A case starts with `new`.
+// `do` plans its input lines one after the other, `together` in one cycle (and
+// those that look-ups need); `at` and `after` move the clock first. They print
+// what was answered. One line is one call:
 //
-//	push a/p:m1 a/p:m2#300 a/q:-      ids, "-" mints one; #bytes of payload
+//	push a/p:m1 a/p:m2#300 a/q:-      ids, "-" mints one, letter(N) is that of a replay; #bytes of payload
 //	pop q [part=] [g=] [batch=] [parts=] [lease=] [mode=all|new] [from=TIME]
 //	    [wait=DUR] [seconds=] [cod] [ns=] [task=] [as=NAME]
 //	ack [g=] a/p:m1[:status[:lease]]...   [err=TEXT] [delay=DUR]
@@ -69,7 +70,9 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		s.begin(d)
 		return ""
 	case "do":
-		return s.cycle(d)
+		return s.each(d.Input)
+	case "together":
+		return s.cycle(d.Input)
 	case "at", "after":
 		dur, err := time.ParseDuration(d.CmdArgs[0].Key)
 		if err != nil {
@@ -80,9 +83,15 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			base = startTime
 		}
 		s.r.now = base + dur.Microseconds()
-		return s.cycle(d)
+		if strings.TrimSpace(d.Input) == "" {
+			return s.cycle("")
+		}
+		return s.each(d.Input)
 	case "restart":
 		s.r.checkpoint(d.HasArg("full"))
+		if d.HasArg("entry") {
+			d.ScanArgs(t, "entry", &s.r.cfg.EntryBytes)
+		}
 		s.r.restart()
 		s.order = nil
 		return ""
@@ -137,10 +146,20 @@ func (s *script) end() {
 	s.r.restart()
 }
 
-func (s *script) cycle(d *datadriven.TestData) string {
+func (s *script) each(input string) string {
+	out := ""
+	for _, line := range strings.Split(input, "\n") {
+		if line = strings.TrimSpace(line); line != "" {
+			out += s.cycle(line)
+		}
+	}
+	return out
+}
+
+func (s *script) cycle(input string) string {
 	var calls []*Call
 	var printers []func() string
-	for _, line := range strings.Split(d.Input, "\n") {
+	for _, line := range strings.Split(input, "\n") {
 		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
@@ -350,6 +369,9 @@ func (s *script) items(words []string) (items []PushItem) {
 		w, size, _ := strings.Cut(w, "#")
 		place, txn, _ := strings.Cut(w, ":")
 		q, p, _ := strings.Cut(place, "/")
+		if n, ok := strings.CutPrefix(txn, "letter("); ok {
+			txn = "dlq:" + string(entry.AppendUUID(nil, s.r.letters[atoi(n[:len(n)-1])]))
+		}
 		payload := []byte(strconv.Quote(txn))
 		if size != "" {
 			payload = []byte(strings.Repeat("x", int(atoi(size))))

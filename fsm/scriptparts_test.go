@@ -287,7 +287,7 @@ func (s *script) state(name string) string {
 	for _, p := range q.parts {
 		fmt.Fprintf(&out, "partition %s next %d\n", p.name, p.next)
 		for _, c := range p.cursors {
-			fmt.Fprintf(&out, "  %s%s\n", c.g.name, s.cursorText(c))
+			fmt.Fprintf(&out, "  %s%s\n", c.g.name, cursorText(c))
 		}
 	}
 	q.letters.Scan(func(_ string, l *deadLetter) bool {
@@ -306,7 +306,7 @@ func (s *script) state(name string) string {
 	return out.String()
 }
 
-func (s *script) cursorText(c *cursor) string {
+func cursorText(c *cursor) string {
 	text := fmt.Sprintf(" at %d", c.committed)
 	if !c.row {
 		text += " without a row"
@@ -326,9 +326,6 @@ func (s *script) cursorText(c *cursor) string {
 	}
 	if c.retries > 0 {
 		text += fmt.Sprintf(" retries %d", c.retries)
-	}
-	if c.delayUntil > s.r.now {
-		text += " held until " + since(c.delayUntil)
 	}
 	return text
 }

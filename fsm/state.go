@@ -140,6 +140,7 @@ const (
 	releasedCompleted = 1 << iota
 	releasedNacked
 	releasedDead
+	releasedDropped
 )
 
 type releasedLease struct {

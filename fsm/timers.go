@@ -115,60 +115,63 @@ func (m *Machine) fireTimers() {
 }
 
 // planFire fires what is still pending; a timer that was cancelled or replaced
-// meanwhile is dead.
+// meanwhile is dead. Nothing is fired before every look-up of the pass is made:
+// the timers of one partition enter in due order.
 func (m *Machine) planFire(c *Call, f *fire) verdict {
 	lookup := false
-	push := Push{}
-	var fired []*timer
+	for _, t := range f.timers {
+		if !t.dead {
+			_, _, need := m.judgeFire(c, t)
+			lookup = lookup || need
+		}
+	}
+	if lookup {
+		return again
+	}
 	for _, t := range f.timers {
 		if t.dead {
 			continue
 		}
-		message := t.message
-		if t.value != 0 {
-			n := c.needAt(need{kind: needValue, value: t.value})
-			if n == nil {
-				lookup = true
-				continue
-			}
-			if n.err != nil {
-				m.retryLater(t)
-				continue
-			}
-			message = n.data
+		// Once more: an earlier one may have appended this one's transactionId.
+		push, failed, _ := m.judgeFire(c, t)
+		switch {
+		case failed:
+			m.retryLater(t)
+		case push.Items[0].Status == Refused:
+			m.fireRefused(t, push.Items[0].Packed, "the push path refuses the message: it is over the largest append")
+		default:
+			m.emitGroup(t.tenant, push, &push.Groups[0])
+			m.deleteTimer(t)
 		}
-		txn := t.txnText()
-		it := PushItem{
-			Queue: t.queue, Partition: t.partition, ID: t.messageID, Txn: t.txn, TxnHash: xxhash.Sum64(txn), Packed: message,
-		}
-		push.Items = append(push.Items, it)
-		fired = append(fired, t)
-	}
-	if lookup {
-		return again
-	}
-	// Timers of one pass may belong to several tenants: fire them one by one,
-	// which keeps due order within a partition.
-	for i, t := range fired {
-		one := Push{Items: push.Items[i : i+1]}
-		one.GroupItems()
-		call := &Call{Tenant: t.tenant, needs: c.needs}
-		if m.judgePush(call, &one) {
-			lookup = true
-			c.needs = call.needs
-			continue
-		}
-		if one.Items[0].Status == Refused {
-			m.fireRefused(t, one.Items[0].Packed, "the push path refuses the message: it is over the largest append")
-			continue
-		}
-		m.emitGroup(t.tenant, &one, &one.Groups[0])
-		m.deleteTimer(t)
-	}
-	if lookup {
-		return again
 	}
 	return answered
+}
+
+// judgeFire judges the push that a timer's fire is. failed: something could not
+// be read, which is not the timer's fault; lookup: something must be read first.
+func (m *Machine) judgeFire(c *Call, t *timer) (push *Push, failed, lookup bool) {
+	message := t.message
+	if t.value != 0 {
+		n := c.needAt(need{kind: needValue, value: t.value})
+		if n == nil {
+			return nil, false, true
+		}
+		if n.err != nil {
+			return nil, true, false
+		}
+		message = n.data
+	}
+	push = &Push{Items: []PushItem{{
+		Queue: t.queue, Partition: t.partition, ID: t.messageID, Txn: t.txn, TxnHash: xxhash.Sum64(t.txnText()), Packed: message,
+	}}}
+	push.GroupItems()
+	one := &Call{Tenant: t.tenant, needs: c.needs}
+	lookup = m.judgePush(one, push)
+	c.needs = one.needs
+	if q := m.s.findQueue(t.tenant, t.queue); q != nil && t.txn != nil {
+		failed = c.failed(q.byName[t.partition], t.txn)
+	}
+	return push, failed, lookup
 }
 
 // fireRefused counts an attempt of a timer that the push path refused; after
@@ -197,9 +200,10 @@ func (m *Machine) fireRefused(t *timer, message []byte, reason string) {
 	m.deleteTimer(t)
 }
 
-// retryLater is for what was not the timer's fault: its payload could not be
-// read. No attempt is counted.
+// retryLater is for what was not the timer's fault: its payload, or whether its
+// id is in the window, could not be read. No attempt is counted.
 func (m *Machine) retryLater(t *timer) {
 	t.deliverAt, t.firing = m.now+m.cfg.TimerTransientBackoff, false
 	heap.Push(&m.due, t)
+	m.put(t)
 }

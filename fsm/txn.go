@@ -9,6 +9,7 @@ const (
 	ReasonTooLarge       = "too_large"
 	ReasonQueueNotFound  = "queue_not_found"
 	ReasonKVPrecondition = "kv_precondition"
+	ReasonUnavailable    = "unavailable"
 )
 
 // planTxn judges a step in the fixed order of its checks (acks, pushes,
@@ -51,6 +52,10 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 	}
 	if m.needContents(c, &acks) {
 		return again
+	}
+	if acks.unreadable() {
+		t.refuse(ReasonUnavailable, "a message that is to be dead-lettered cannot be read now; transaction rolled back")
+		return answered
 	}
 	m.emitTxn(c, t, &acks)
 	return answered
@@ -151,8 +156,8 @@ func (m *Machine) setPosition(tenant string, p *Position) {
 	m.b.Touch(q.id)
 	c := part.cursor(g)
 	if p.Forget {
-		if c == nil {
-			return
+		if c == nil || !c.row {
+			return // it has not met the partition
 		}
 		p.Offset = part.next
 		if g.mode == SubscribeAll || part.id >= g.startPartition {
@@ -163,20 +168,27 @@ func (m *Machine) setPosition(tenant string, p *Position) {
 		c = m.newCursor(part, g, -1)
 	}
 	m.clearLease(c)
-	m.resetSets(c)
-	c.committed = int64(min(p.Offset, 1<<62)) - 1
+	committed := int64(min(p.Offset, 1<<62)) - 1
+	if c.sets != nil || committed < c.committed {
+		m.resetSets(c)
+	}
+	c.committed = committed
 	c.retries, c.attempt, c.delayUntil, c.released = 0, 0, 0, nil
 	m.keep(c)
 	m.refresh(c)
 }
 
 // resetSets empties a cursor's sets: the one removal besides passing offsets.
+// A cursor that goes back needs it also when its sets are empty: the rows of
+// what it has passed may still be in the checkpoint, and would count again.
 func (m *Machine) resetSets(c *cursor) {
-	if c.sets == nil {
-		return
-	}
 	c.sets = nil
 	m.b.Effects = appendUvarints(append(m.b.Effects, effectReset), c.p.q.id, c.p.id, c.g.id)
+	m.forgetSets(c)
+}
+
+// forgetSets has the next checkpoint remove the rows of a cursor's sets.
+func (m *Machine) forgetSets(c *cursor) {
 	lo, hi := c.settledRange()
 	m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
 }

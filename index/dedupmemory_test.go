@@ -27,7 +27,7 @@ func uuidText(n uint64) (id [16]byte, text []byte) {
 // TestDedupMemoryAgainstList drives the memory beside a plain list. Some hashes
 // are made equal on purpose: a hash never decides.
 func TestDedupMemoryAgainstList(t *testing.T) {
-	checkSome(t, 40, func(t *rapid.T) {
+	checkSome(t, 15, func(t *rapid.T) {
 		d := NewDedupMemory(rapid.SampledFrom([]int64{0, 40_000, 200_000}).Draw(t, "budget"))
 		d.first = rapid.SampledFrom([]uint32{1, 1<<32 - 1, 1 << 21}).Draw(t, "first")
 		clash := rapid.SampledFrom([]uint64{^uint64(0), 0xF00000000000000F, 0}).Draw(t, "hashBits")
@@ -113,7 +113,7 @@ func TestDedupMemoryAgainstList(t *testing.T) {
 				}
 			},
 			"": func(t *rapid.T) {
-				for range min(len(model), 5) {
+				for range min(len(model), 3) {
 					e := model[rapid.IntRange(0, len(model)-1).Draw(t, "e")]
 					check(e.partition, e.txn)
 					check(e.partition+1, e.txn)

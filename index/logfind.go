@@ -154,6 +154,9 @@ func (p *tablePair) collect(partition, from uint64, max int, out []AppendRef) ([
 			return out, err
 		}
 	}
+	if c.i >= 0 {
+		out = slices.Grow(out, min(max, len(c.refs)-c.i))
+	}
 	for r := c.at(); r != nil && r.Partition == partition && max > 0; r = c.at() {
 		if !p.isDead(r.Seq) {
 			out = append(out, *r)
@@ -171,8 +174,8 @@ func (p *tablePair) collect(partition, from uint64, max int, out []AppendRef) ([
 func (x *LogIndex) FindTime(partition uint64, t int64) (offset uint64, ok bool, err error) {
 	l, offset, ok := x.findTimeMemory(partition, t)
 	err = x.read(l, func(l *tableList) (*tablePair, error) {
-		for _, p := range l.pairs {
-			if p.newest() < t {
+		for i, p := range l.pairs {
+			if l.newest[i] < t {
 				continue
 			}
 			o, found, err := p.findTime(partition, t)
@@ -260,8 +263,8 @@ func (x *LogIndex) FindTxnSince(_, hash uint64, since int64, fn func(offset uint
 	var all []uint64
 	err := x.read(x.snapshot(), func(l *tableList) (*tablePair, error) {
 		all = all[:0]
-		for _, p := range l.pairs {
-			if p.newest() < since {
+		for i, p := range l.pairs {
+			if l.newest[i] < since {
 				continue
 			}
 			offsets, err := p.dedup.findTxn(hash)

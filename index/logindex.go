@@ -48,7 +48,8 @@ type LogIndex struct {
 
 // tableList is an immutable snapshot of the sealed side.
 type tableList struct {
-	pairs []*tablePair // rising by first file
+	pairs  []*tablePair // rising by first file
+	newest []int64      // of each pair: the highest time of an append
 	// layered: the files of the pairs do not lie one behind the other. It
 	// happens when a file inside a merged table was sealed again. Look-ups then
 	// ask every pair.
@@ -184,8 +185,9 @@ func (f *FileInfo) id() FileID { return FileID{f.Seq, f.Generation, f.Size} }
 func newTableList(pairs []*tablePair) *tableList {
 	slices.SortFunc(pairs, func(a, b *tablePair) int { return compareUint(a.first, b.first) })
 	l := &tableList{pairs: pairs}
-	for i := 1; i < len(pairs); i++ {
-		l.layered = l.layered || pairs[i].first <= pairs[i-1].last
+	for i, p := range pairs {
+		l.layered = l.layered || i > 0 && p.first <= pairs[i-1].last
+		l.newest = append(l.newest, p.newest())
 	}
 	return l
 }
@@ -200,6 +202,15 @@ func (p *tablePair) isDead(seq uint64) bool {
 		return false
 	}
 	_, found := slices.BinarySearch(p.dead, seq)
+	return found
+}
+
+// speaksFor tells whether the tables describe a file, and count for it.
+func (p *tablePair) speaksFor(seq uint64) bool {
+	if seq < p.first || seq > p.last || p.isDead(seq) {
+		return false
+	}
+	_, found := slices.BinarySearchFunc(p.files, seq, func(f FileInfo, seq uint64) int { return compareUint(f.Seq, seq) })
 	return found
 }
 
@@ -229,7 +240,11 @@ func (x *LogIndex) Reconcile(files []FileID) (missing []FileID, err error) {
 	x.maintenance.Lock()
 	defer x.maintenance.Unlock()
 	x.mu.Lock()
-	kept, dropped := claim(x.mu.found, files)
+	pairs := x.mu.found
+	if pairs == nil { // called again
+		pairs = x.mu.tables.pairs
+	}
+	kept, dropped := claim(pairs, files)
 	x.mu.tables, x.mu.found = newTableList(kept), nil
 	garbage := x.mu.garbage
 	x.mu.garbage = nil
@@ -272,6 +287,17 @@ func (x *LogIndex) remove(name string) error {
 		return fmt.Errorf("remove table %s: %w", path.Join(x.dir, name), err)
 	}
 	return nil
+}
+
+// Forget closes what is open of the tables; the log's directory is about to be
+// removed. Nothing may look anything up any more.
+func (x *LogIndex) Forget() {
+	x.maintenance.Lock()
+	defer x.maintenance.Unlock()
+	for _, p := range x.snapshot().pairs {
+		p.idx.forget()
+		p.dedup.forget()
+	}
 }
 
 // Problems lists what was wrong with tables, and clears the list.
@@ -326,7 +352,8 @@ func (x *LogIndex) snapshot() *tableList {
 }
 
 // AddAppend notes where an append is, in the order of the log. Its record must
-// be readable at r.Pos by then: look-ups find it from now on.
+// be readable at r.Pos by then: look-ups find it from now on. For a file whose
+// tables are sound it does nothing, so a boot may add all that it reads.
 func (x *LogIndex) AddAppend(r AppendRef) {
 	if r.Count >= 1<<countBits || r.Pos < 0 || r.Pos >= 1<<(64-countBits) {
 		// No record can be that large or lie there: a bug of the caller's.
@@ -334,16 +361,22 @@ func (x *LogIndex) AddAppend(r AppendRef) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.fileLocked(r.Seq).add(&r)
+	if m := x.fileLocked(r.Seq); m != nil {
+		m.add(&r)
+	}
 }
 
-// AddValue notes where the value with this id is.
+// AddValue notes where the value with this id is, like AddAppend.
 func (x *LogIndex) AddValue(id, seq uint64, pos int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.fileLocked(seq).addValue(id, pos)
+	if m := x.fileLocked(seq); m != nil {
+		m.addValue(id, pos)
+	}
 }
 
+// fileLocked is the memory of a file, made when there is none; nil when tables
+// speak for the file.
 func (x *LogIndex) fileLocked(seq uint64) *fileMemory {
 	n := len(x.mu.memory)
 	if n > 0 && x.mu.memory[n-1].seq == seq {
@@ -351,6 +384,9 @@ func (x *LogIndex) fileLocked(seq uint64) *fileMemory {
 	}
 	i, found := slices.BinarySearchFunc(x.mu.memory, seq, func(m *fileMemory, seq uint64) int { return compareUint(m.seq, seq) })
 	if !found {
+		if slices.ContainsFunc(x.mu.tables.pairs, func(p *tablePair) bool { return !p.broken && p.speaksFor(seq) }) {
+			return nil
+		}
 		x.mu.memory = slices.Insert(x.mu.memory, i, newFileMemory(seq))
 	}
 	return x.mu.memory[i]
@@ -407,8 +443,7 @@ func (x *LogIndex) DropFile(seq uint64) error {
 func (x *LogIndex) disownLocked(seq uint64, keep *tablePair) (dropped []*tablePair) {
 	var pairs []*tablePair
 	for _, p := range x.mu.tables.pairs {
-		covers := p != keep && !p.isDead(seq) && slices.ContainsFunc(p.files, func(f FileInfo) bool { return f.Seq == seq })
-		if !covers {
+		if p == keep || !p.speaksFor(seq) {
 			pairs = append(pairs, p)
 			continue
 		}
@@ -460,7 +495,7 @@ func (x *LogIndex) markBroken(p *tablePair, err error) {
 	q.broken = true
 	pairs := slices.Clone(x.mu.tables.pairs)
 	pairs[i] = &q
-	x.mu.tables = &tableList{pairs: pairs, layered: x.mu.tables.layered}
+	x.mu.tables = newTableList(pairs)
 	x.mu.problems = append(x.mu.problems, err)
 }
 

@@ -112,9 +112,12 @@ func (m *fileMemory) collect(partition, from uint64, max int, out []AppendRef) (
 	if i < 0 || list[i].first+list[i].posCount&(1<<countBits-1) <= from {
 		i++
 	}
-	for ; i < len(list) && max > 0; i++ {
-		out = append(out, m.ref(partition, list[i]))
-		max--
+	if i < len(list) {
+		list = list[i:min(len(list), i+max)]
+		out = slices.Grow(out, len(list))
+		for _, a := range list {
+			out = append(out, m.ref(partition, a))
+		}
 	}
 	return out, floor
 }

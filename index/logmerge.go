@@ -64,7 +64,7 @@ type sourceError struct {
 	err  error
 }
 
-func (e *sourceError) Error() string { return "merge: " + e.err.Error() }
+func (e *sourceError) Error() string { return e.err.Error() }
 func (e *sourceError) Unwrap() error { return e.err }
 
 // mergeable gives the pairs to merge next; none: there are not eight.

@@ -19,23 +19,28 @@ type SealedFile struct {
 // added for it, and from txns, which calls add with hash (entry.TxnHash) and
 // offset of every message in the file, in any order, minted ids too. When Seal
 // returns, the tables are durable, and the memory of the file is given up. The
-// file never changes after that.
+// file never changes after that. A file whose messages are not as many as the
+// added appends hold is refused: its tables would hide the others.
 //
 // After an error nothing has changed, except perhaps for files that the next
 // Reconcile removes; an error of txns is returned wrapped.
 func (x *LogIndex) Seal(f SealedFile, txns func(add func(hash, offset uint64)) error) error {
 	x.maintenance.Lock()
 	defer x.maintenance.Unlock()
-	var hashes []txnRef
+	// Nothing is added to a file that takes no more records, and no cut reaches
+	// into one that may be sealed, so its memory is read without the lock.
+	m := x.memoryOf(f.Seq)
+	messages := m.messages()
+	hashes := make([]txnRef, 0, messages)
 	if err := txns(func(hash, offset uint64) { hashes = append(hashes, txnRef{hash, offset}) }); err != nil {
 		return fmt.Errorf("transactionIds of file %d in %s: %w", f.Seq, x.dir, err)
 	}
 	slices.SortFunc(hashes, txnRef.compare)
-	// Nothing is added to a file that takes no more records, and no cut reaches
-	// into one that may be sealed, so its memory is read without the lock.
-	m := x.memoryOf(f.Seq)
 	info := m.describe(f)
 	info.IDs = uint64(len(hashes))
+	if messages != info.IDs {
+		return fmt.Errorf("file %d in %s has %d messages, but the appends that were added for it hold %d: not sealed", f.Seq, x.dir, info.IDs, messages)
+	}
 	err := x.writePair(0, f.Seq, f.Seq, []FileInfo{info},
 		func(w *tableWriter) error { m.writeTo(w); return nil },
 		func(w *tableWriter) error {
@@ -65,6 +70,16 @@ func (x *LogIndex) memoryOf(seq uint64) *fileMemory {
 		}
 	}
 	return newFileMemory(seq)
+}
+
+// messages is how many messages the appends hold.
+func (m *fileMemory) messages() (n uint64) {
+	for _, list := range m.parts { // the order reaches nothing
+		for _, a := range list {
+			n += a.posCount & (1<<countBits - 1)
+		}
+	}
+	return n
 }
 
 func (m *fileMemory) describe(f SealedFile) FileInfo {

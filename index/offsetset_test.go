@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -133,6 +134,52 @@ func TestOffsetSetAgainstPlainSet(t *testing.T) {
 			},
 		})
 	})
+}
+
+// TestOffsetSetWideRanges compares with one bool for each offset of four
+// chunks, over ranges of any length.
+func TestOffsetSetWideRanges(t *testing.T) {
+	const size = 4 * ChunkOffsets
+	for seed := range uint64(20) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		base := seed % 3 * (1<<32 - 2*ChunkOffsets) // chunks around 2^32 too
+		var s OffsetSet
+		plain := make([]bool, size)
+		for range 60 {
+			lo := rnd.Uint64N(size)
+			hi := min(lo+rnd.Uint64N(1<<rnd.IntN(18)), size-1)
+			s.Add(base+lo, base+hi)
+			for o := lo; o <= hi; o++ {
+				plain[o] = true
+			}
+			if rnd.IntN(20) == 0 {
+				through := rnd.Uint64N(size)
+				s.RemoveThrough(base + through)
+				clear(plain[:through+1])
+			}
+			for range 20 {
+				from := rnd.Uint64N(size)
+				want := from
+				for want < size && plain[want] {
+					want++
+				}
+				if got := s.NextAbsent(base + from); got != base+want {
+					t.Fatalf("seed %d: next absent from %d: %d, want %d", seed, from, got-base, want)
+				}
+			}
+		}
+		var want OffsetSet
+		n := uint64(0)
+		for o, in := range plain {
+			if in {
+				want.Add(base+uint64(o), base+uint64(o))
+				n++
+			}
+		}
+		if s.Len() != n || !s.Equal(&want) || !bytes.Equal(s.AppendRanges(nil), want.AppendRanges(nil)) {
+			t.Fatalf("seed %d: %d offsets, want %d", seed, s.Len(), n)
+		}
+	}
 }
 
 // TestOffsetSetEncodingIsAFunctionOfTheSet guards F16: equal sets, equal bytes.

@@ -266,7 +266,7 @@ func TestRowsCompaction(t *testing.T) {
 	mem := vfs.NewMem(1)
 	r, _ := mustOpenRows(t, mem, rowMap{})
 	value := make([]byte, 1<<20)
-	for i := range uint64(40) {
+	for i := range uint64(25) {
 		full := r.NeedsCompaction()
 		check(t, r.Begin(full))
 		check(t, r.Put([]byte("k"), value))
@@ -275,8 +275,8 @@ func TestRowsCompaction(t *testing.T) {
 			t.Fatalf("%d bytes for one row of 1 MiB", r.Size())
 		}
 	}
-	if r.cur.seq < 4 || r.cur.seq > 10 {
-		t.Errorf("%d files for 40 checkpoints", r.cur.seq)
+	if r.cur.seq < 3 || r.cur.seq > 8 {
+		t.Errorf("%d files for 25 checkpoints", r.cur.seq)
 	}
 }
 

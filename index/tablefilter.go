@@ -10,7 +10,7 @@ const (
 	linesPerPage   = filterPageSize / filterLine
 	filterBits     = 12 // bits for each key: about 1% of the absent ones pass
 	filterProbes   = 6
-	maxFilterPages = 16 << 20 / filterPageSize * 4 // 64 MiB: what a merge may take of memory
+	maxFilterPages = 64 << 20 / filterPageSize // what a merge may take of memory
 )
 
 type filterBuilder struct {

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"queen/internal/entry"
@@ -56,6 +55,15 @@ type rigMachine struct {
 	captureRows    int
 	ended          []bool
 	time           int64
+	lateApplies    int // Apply after Lead
+}
+
+// rigBuilder makes the bytes of an entry.
+type rigBuilder struct{ b entry.Builder }
+
+func (b *rigBuilder) data(now int64) []byte {
+	b.b.Effects = []byte{1}
+	return b.b.Encode(now)
 }
 
 // rigCall is a call: with effects when data is set.
@@ -94,6 +102,9 @@ func (m *rigMachine) Plan(now int64, calls []any) Plan {
 }
 func (m *rigMachine) Apply(index, _ uint64, data []byte) error {
 	m.applied = append(m.applied, index)
+	if m.leads > m.follows {
+		m.lateApplies++
+	}
 	e, err := entry.Parse(data)
 	m.time = e.Time
 	return err
@@ -147,7 +158,7 @@ func newRigAt(t *testing.T, s coreStart) *coreRig {
 
 // turn passes a microsecond and runs turns until nothing is left to do.
 func (r *coreRig) turn() {
-	for range 1000 {
+	for range 10_000 {
 		r.now.Mono += 1000
 		r.now.Wall++
 		if !r.c.turn(r.now) {
@@ -252,5 +263,3 @@ func (r *coreRig) want(c *rigCall, state string) {
 		r.t.Fatalf("the call is %s, want %s", got, state)
 	}
 }
-
-var _ = raft.None

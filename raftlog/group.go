@@ -335,6 +335,14 @@ func (g *Group) Stop(ctx context.Context) error {
 	return g.stopErr
 }
 
+// Abandon ends the group without a checkpoint or a pad, as a crash would, but
+// gives files and lock back. It is for tests and tools.
+func (g *Group) Abandon() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return g.Stop(ctx)
+}
+
 func (g *Group) stop(ctx context.Context) error {
 	g.in.mu.Lock()
 	g.in.mu.stopped = true

@@ -17,8 +17,12 @@ var (
 	ErrNoValue = errors.New("the value is not in the log")
 )
 
-// refPage is how many appends are looked up at once.
-const refPage = 64
+// firstRefs and refPage are how many appends are looked up at first, and then:
+// most reads are of a small batch in one or a few appends.
+const (
+	firstRefs = 8
+	refPage   = 64
+)
 
 // reader reads the queue logs. A position is looked up, the record read and
 // checked against what was asked for; when it does not fit, the file was
@@ -45,8 +49,8 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 	}
 	buf := bufs.Get().(*[]byte)
 	defer bufs.Put(buf)
-	for from <= to {
-		refs, err := q.Index.Range(partition, from, refPage)
+	for page := firstRefs; from <= to; page = refPage {
+		refs, err := q.Index.Range(partition, from, int(min(to-from, uint64(page)-1))+1)
 		if err != nil {
 			return fmt.Errorf("queue %d partition %d offset %d: %w", queue, partition, from, err)
 		}
@@ -57,7 +61,7 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 			if ref.First > to {
 				return nil
 			}
-			if err := q.readAppend(ref, queue, from, to, buf, fn); err != nil {
+			if err := r.readAppend(q, ref, queue, from, to, buf, fn); err != nil {
 				return err
 			}
 			from = ref.First + uint64(ref.Count)
@@ -67,8 +71,8 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 }
 
 // readAppend reads one append and calls fn for its messages in [from, to].
-func (q *QueueLog) readAppend(ref index.AppendRef, queue, from, to uint64, buf *[]byte, fn func(uint64, int64, *entry.Message) error) error {
-	a, err := q.appendAt(ref, queue, buf)
+func (r *reader) readAppend(q *QueueLog, ref index.AppendRef, queue, from, to uint64, buf *[]byte, fn func(uint64, int64, *entry.Message) error) error {
+	a, err := r.cachedAppend(q, ref, queue, from, to, buf)
 	if err != nil {
 		again, found, ferr := q.Index.Find(ref.Partition, ref.First)
 		if ferr != nil || !found || again == ref {
@@ -78,21 +82,43 @@ func (q *QueueLog) readAppend(ref index.AppendRef, queue, from, to uint64, buf *
 			return err
 		}
 	}
-	return eachMessage(&a, func(offset uint64, m *entry.Message) error {
-		if offset < from || offset > to {
-			return nil
-		}
-		return fn(offset, a.Time, m)
-	})
+	return eachMessage(&a, from, to, func(offset uint64, m *entry.Message) error { return fn(offset, a.Time, m) })
 }
 
-// appendAt reads the append record at ref and checks that it is the one.
+// cachedAppend reads an append through the block cache when only a part of it
+// is wanted: the rest is likely to be wanted next.
+func (r *reader) cachedAppend(q *QueueLog, ref index.AppendRef, queue, from, to uint64, buf *[]byte) (entry.Append, error) {
+	if from <= ref.First && ref.First+uint64(ref.Count) <= to+1 {
+		return q.appendAt(ref, queue, buf)
+	}
+	key := blockKey{log: q.ID, seq: ref.Seq, pos: ref.Pos}
+	if body := r.store.blocks.get(key); body != nil {
+		if a, err := q.checkAppend(body, ref, queue); err == nil {
+			return a, nil
+		}
+	}
+	var own []byte
+	a, err := q.appendAt(ref, queue, &own)
+	if err == nil {
+		r.store.blocks.put(key, own)
+	}
+	return a, err
+}
+
+// appendAt reads the append record at ref and checks that it is the one. The
+// result is in *buf, which grows when it must.
 func (q *QueueLog) appendAt(ref index.AppendRef, queue uint64, buf *[]byte) (entry.Append, error) {
 	body, _, err := q.Log.ReadAt(ref.Seq, ref.Pos, *buf)
 	if err != nil {
 		return entry.Append{}, fmt.Errorf("log q%d: %w", q.ID, err)
 	}
-	*buf = body[:0]
+	if cap(body) > cap(*buf) {
+		*buf = body
+	}
+	return q.checkAppend(body, ref, queue)
+}
+
+func (q *QueueLog) checkAppend(body []byte, ref index.AppendRef, queue uint64) (entry.Append, error) {
 	rec, err := entry.ParseRecord(body)
 	if err != nil {
 		return entry.Append{}, fmt.Errorf("log q%d file %d pos %d: %w", q.ID, ref.Seq, ref.Pos, err)
@@ -105,15 +131,24 @@ func (q *QueueLog) appendAt(ref index.AppendRef, queue uint64, buf *[]byte) (ent
 	return a, nil
 }
 
-func eachMessage(a *entry.Append, fn func(offset uint64, m *entry.Message) error) error {
+// eachMessage calls fn for an append's messages in [from, to]. The message is
+// the same variable each time.
+func eachMessage(a *entry.Append, from, to uint64, fn func(offset uint64, m *entry.Message) error) error {
+	var m entry.Message
+	var err error
 	rest := a.Messages
 	for i := range uint64(a.Count) {
-		m, r, err := entry.NextMessage(rest)
-		if err != nil {
+		offset := a.First + i
+		if offset > to {
+			return nil
+		}
+		if m, rest, err = entry.NextMessage(rest); err != nil {
 			return err
 		}
-		rest = r
-		if err := fn(a.First+i, &m); err != nil {
+		if offset < from {
+			continue
+		}
+		if err := fn(offset, &m); err != nil {
 			return err
 		}
 	}
@@ -169,7 +204,7 @@ func (r *reader) FindTxn(queue, partition uint64, txn []byte, fn func(offset uin
 			return true // no longer kept
 		}
 		more := true
-		err = q.readAppend(ref, queue, offset, offset, buf, func(offset uint64, t int64, m *entry.Message) error {
+		err = r.readAppend(q, ref, queue, offset, offset, buf, func(offset uint64, t int64, m *entry.Message) error {
 			if text = m.AppendTxn(text[:0]); bytes.Equal(text, txn) {
 				more = fn(offset, t, m.ID)
 			}

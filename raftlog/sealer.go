@@ -2,6 +2,7 @@ package raftlog
 
 import (
 	"fmt"
+	"math"
 	"sync"
 
 	"queen/index"
@@ -180,7 +181,7 @@ func (q *QueueLog) txns(seq uint64, add func(hash, offset uint64)) error {
 		if err != nil {
 			return fmt.Errorf("pos %d: %w", pos, err)
 		}
-		return eachMessage(&r.Append, func(offset uint64, m *entry.Message) error {
+		return eachMessage(&r.Append, 0, math.MaxUint64, func(offset uint64, m *entry.Message) error {
 			txn = m.AppendTxn(txn[:0])
 			add(entry.TxnHash(r.Append.Partition, txn), offset)
 			return nil

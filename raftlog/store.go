@@ -26,6 +26,7 @@ type Store struct {
 	opt     StoreOptions
 	files   *segment.FileCache
 	tables  *index.TableCache
+	blocks  blockCache
 	applied atomic.Uint64 // newest applied index: what is at or below it never changes
 
 	mu struct {
@@ -260,9 +261,6 @@ func (q *QueueLog) wrote(m EndMark, applied uint64) {
 		n++
 	}
 	q.mu.ends = ends[n:]
-	if f := q.fileLocked(m.Seq); f != nil {
-		f.Size = m.End
-	}
 }
 
 func (q *QueueLog) fileLocked(seq uint64) *FileInfo {
@@ -274,9 +272,10 @@ func (q *QueueLog) fileLocked(seq uint64) *FileInfo {
 	return nil
 }
 
-// noteRecord notes that file seq holds a record of entry index; t is the time
-// of an append, or 0. The first record of a file makes it the active one.
-func (q *QueueLog) noteRecord(seq, index uint64, t int64) {
+// noteRecord notes that file seq holds a record of entry index that ends at
+// end; t is the time of an append, or 0. The first record of a file makes it
+// the active one.
+func (q *QueueLog) noteRecord(seq, index uint64, t, end int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	f := q.fileLocked(seq)
@@ -288,6 +287,7 @@ func (q *QueueLog) noteRecord(seq, index uint64, t int64) {
 		f = &q.mu.files[len(q.mu.files)-1]
 	}
 	f.note(index)
+	f.Size = end
 	if t != 0 {
 		f.noteTime(t)
 	}

@@ -176,7 +176,7 @@ func (w *logWriter) record(id, at uint64, t int64, fill func([]byte) []byte) (*Q
 	if err != nil {
 		return nil, ref, fmt.Errorf("log q%d: %w", id, err)
 	}
-	q.noteRecord(ref.Seq, at, t)
+	q.noteRecord(ref.Seq, at, t, ref.Pos+recordHeader+int64(ref.Len))
 	w.written += int(ref.Len) + recordHeader
 	return q, ref, nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"queen/index"
 	"queen/internal/entry"
 	"queen/internal/vfs"
 	"queen/raftlog"
@@ -214,6 +215,27 @@ func TestB25StaleRecordsBehindTheEnd(t *testing.T) {
 		t.Errorf("the next start cuts again, at %d", n.report.Cut)
 	}
 	n.gone()
+}
+
+// The same below a checkpoint: the machine must not hear of it, and look-ups
+// must not find it.
+func TestB25StaleRecordsBelowTheCheckpoint(t *testing.T) {
+	h := newHandmade(t, oneVoter(1))
+	for i := uint64(1); i <= 5; i++ {
+		h.entry(made{index: i, term: 1, queues: []uint64{1}, durable: i - 1, commit: i - 1})
+	}
+	h.entry(made{index: 3, term: 1, queues: []uint64{1}, salt: " of an earlier time"})
+	m := h.done()
+	r, _, err := index.OpenRows(m, path.Join(dataDir, "checkpoint"), raftlogtest.New())
+	must(t, err)
+	must(t, r.Begin(true))
+	must(t, r.Finish(index.Footer{From: 5, To: 5, FromTerm: 1, ToTerm: 1}))
+	must(t, r.Close())
+	n := mustOpen(t, m, dataDir)
+	if len(n.m.Memory) != 5 || n.report.Cut != 6 {
+		t.Errorf("%d ids remembered, cut at %d", len(n.m.Memory), n.report.Cut)
+	}
+	n.stop()
 }
 
 // B15: every write, sync, rename and close fails once, at each place in turn.

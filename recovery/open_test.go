@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"path"
 	"testing"
+	"time"
 
 	"queen/internal/vfs"
 	"queen/raftlog"
@@ -193,6 +194,43 @@ func BenchmarkPush(b *testing.B) {
 			b.ReportMetric(float64(b.N)/float64(st.Entries), "calls/entry")
 			b.ReportMetric(float64(st.Syncs), "syncs")
 			n.stop()
+		})
+	}
+}
+
+// BenchmarkOpen replays a log that no checkpoint covers.
+func BenchmarkOpen(b *testing.B) {
+	for _, queues := range []int{1, 16} {
+		b.Run(fmt.Sprintf("queues=%d", queues), func(b *testing.B) {
+			dir := b.TempDir() + "/data"
+			noCheckpoint := withGroup(func(c *raftlog.Config) { c.CheckpointBytes = 1 << 40 })
+			n := mustOpen(b, vfs.OS(), dir, noCheckpoint)
+			payload := make([]byte, 3000)
+			done := make(chan error, 64)
+			const entries = 40_000
+			for i := range entries {
+				n.g.Submit(&raftlogtest.Push{Queues: []uint64{1 + uint64(i%queues)}, Payload: payload, Done: func(_ []uint64, err error) { done <- err }})
+				if i >= 32 {
+					<-done
+				}
+			}
+			for range 32 {
+				<-done
+			}
+			st := n.g.Status()
+			n.g.Abandon()
+			b.SetBytes(st.LogBytes)
+			var took time.Duration
+			b.ResetTimer()
+			for range b.N {
+				n := mustOpen(b, vfs.OS(), dir, noCheckpoint)
+				took += n.report.Took
+				if n.report.Replayed == 0 {
+					b.Fatal("nothing was replayed")
+				}
+				n.g.Abandon()
+			}
+			b.ReportMetric(float64(took.Milliseconds())/float64(b.N), "open-ms")
 		})
 	}
 }

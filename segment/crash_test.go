@@ -131,7 +131,7 @@ func TestCrashes(t *testing.T) {
 			"syncfs": func(*rapid.T) {
 				check(l.Flush())
 				check(fsys.SyncAll("/"))
-				l.SyncedByFS()
+				check(l.SyncedByFS())
 				b.acked = len(b.records)
 			},
 			"roll": func(*rapid.T) {

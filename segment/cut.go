@@ -15,6 +15,7 @@ const RemovedSuffix = ".removed"
 // Truncate cuts the log: files after seq are removed, and file seq ends at
 // pos, a record's position or the end of the last one. A pos up to HeaderSize
 // removes file seq too. When it returns the cut is durable, and the log clean.
+// A pos inside of a record is found by the next append, which refuses.
 //
 // Files go newest first, each removal durable before the next, so that a crash
 // in between leaves a log without its end and never one with a hole.
@@ -41,12 +42,14 @@ func (l *Log) Truncate(seq uint64, pos int64) error {
 		return fmt.Errorf("truncate log %d file %d at pos %d: the file has %d bytes", l.o.ID, seq, pos, size)
 	}
 	l.dropBufferLocked()
-	if err := l.closeFileLocked(); err != nil {
-		return err
-	}
 	keep := seq
 	if pos <= HeaderSize {
 		keep = seq - 1
+	}
+	if l.seq > keep { // the handle of a file that stays is synced before it is closed
+		if err := l.closeFileLocked(); err != nil {
+			return err
+		}
 	}
 	if err := l.removeAboveLocked(keep); err != nil {
 		return err
@@ -96,6 +99,7 @@ func (l *Log) removeAboveLocked(keep uint64) error {
 
 func (l *Log) removeFileLocked(seq uint64) error {
 	l.files.drop(l, seq)
+	l.forgetValid(seq, 0)
 	if err := l.o.FS.Remove(l.path(seq)); err != nil {
 		return l.failLocked("remove", err)
 	}
@@ -118,6 +122,7 @@ func (l *Log) restartLocked() error {
 
 // cutFileLocked makes seq end at pos and be the active file.
 func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
+	l.forgetValid(seq, pos)
 	wasRolled := l.rolled
 	l.seq, l.created, l.flushed, l.tail, l.unsynced = seq, true, pos, false, true
 	l.rolled = pos == size && (!newest || wasRolled)
@@ -133,7 +138,6 @@ func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
 	if err := l.syncLocked(); err != nil {
 		return err
 	}
-	l.MarkClean(seq, pos)
 	if l.rolled {
 		l.setActiveLocked(0)
 		return l.closeFileLocked()
@@ -142,12 +146,22 @@ func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
 	return nil
 }
 
+// forgetValid drops what a scan found of a file that ends at pos from now on,
+// if it reached further: other bytes may come to stand there.
+func (l *Log) forgetValid(seq uint64, pos int64) {
+	l.view.Lock()
+	defer l.view.Unlock()
+	if l.view.validSeq == seq && l.view.validEnd > pos {
+		l.view.validSeq = 0
+	}
+}
+
 // RemoveSegment removes a file that is not the active one, durably.
 func (l *Log) RemoveSegment(seq uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
-		return l.refusal("remove a file of")
+		return l.refusal("removal of a file")
 	}
 	if seq == l.seq && !l.rolled {
 		return fmt.Errorf("remove file %d of log %d: it is the active one, roll first", seq, l.o.ID)

@@ -66,6 +66,10 @@
 //	read of a given record: anything but that record      *CorruptError
 //	read or write error of the file system                that error; never a reason to cut
 //
+// Whether valid records follow is found out by trying every position, with one
+// limit: when the bytes look like records nearly everywhere and are none, the
+// search stops after a second's work and says how many bytes it left out.
+//
 // The length is checked against the limit and the size of the file before
 // anything is allocated for it.
 //
@@ -93,6 +97,7 @@
 // # Changes
 //
 // A new record or header layout gets the next version. A reader reads all
-// older versions; a file is never upgraded in place; a log that was opened
-// with a newest file of an older version rolls before it appends.
+// older versions; a file is never upgraded in place, so the build that brings
+// version 2 has to roll before it appends to a log whose newest file has
+// version 1.
 package segment

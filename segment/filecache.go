@@ -197,8 +197,10 @@ func closeAll(files []*cachedFile) {
 }
 
 // noteWriter says that l's write handle is open and was just used, and asks
-// the longest unused other log to park when too many are.
-func (c *FileCache) noteWriter(l *Log) {
+// the longest unused other log to park when too many are. A sync that fails
+// meanwhile is an error for l, too: its owner has to learn that a log has
+// failed, and may not call that log again before it answers somebody.
+func (c *FileCache) noteWriter(l *Log) error {
 	c.mu.Lock()
 	if c.writers.last != l {
 		c.writers.remove(l)
@@ -207,8 +209,9 @@ func (c *FileCache) noteWriter(l *Log) {
 	over := c.writers.n > c.writeLimit
 	c.mu.Unlock()
 	if over {
-		c.parkOldest(l)
+		return c.parkOldest(l)
 	}
+	return nil
 }
 
 func (c *FileCache) dropWriter(l *Log) {
@@ -223,7 +226,7 @@ const parkCandidates = 16
 // parkOldest parks an idle log that is clean, or else syncs and parks the
 // oldest one: a descriptor is worth an fsync. A log whose writer is busy right
 // now is passed over.
-func (c *FileCache) parkOldest(except *Log) {
+func (c *FileCache) parkOldest(except *Log) error {
 	c.mu.Lock()
 	var candidates []*Log
 	for l := c.writers.first; l != nil && len(candidates) < parkCandidates; l = l.link.next {
@@ -234,11 +237,12 @@ func (c *FileCache) parkOldest(except *Log) {
 	c.mu.Unlock()
 	for _, syncFirst := range []bool{false, true} {
 		for _, l := range candidates {
-			if l.tryPark(syncFirst) {
-				return
+			if parked, err := l.tryPark(syncFirst); parked || err != nil {
+				return err
 			}
 		}
 	}
+	return nil
 }
 
 func (c *FileCache) takeBuffer() []byte {

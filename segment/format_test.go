@@ -186,7 +186,8 @@ func TestFormatIsWhatTheDocumentSays(t *testing.T) {
 	}
 }
 
-// TestEveryFlippedBitIsFound flips each bit of a file: reading and scanning
+// TestEveryFlippedBitIsFound flips each bit of headers and small records, and
+// one bit of each byte of the rest: reading and scanning
 // find it, the records before it are untouched, and nothing else appears.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	t.Parallel()
@@ -199,6 +200,9 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	}
 	for pos := range info.Size {
 		for bit := range 8 {
+			if pos > 150 && int64(bit) != pos%8 {
+				continue
+			}
 			if err := fsys.Flip(name, pos, 1<<bit); err != nil {
 				t.Fatal(err)
 			}

@@ -79,9 +79,9 @@ type Log struct {
 	view struct {
 		sync.Mutex
 		segments []SegmentInfo // by seq
-		// cleanSeq, cleanEnd: a scan found this file valid to its last byte.
-		cleanSeq uint64
-		cleanEnd int64
+		// A scan found the records of file validSeq valid up to validEnd.
+		validSeq uint64
+		validEnd int64
 	}
 }
 
@@ -155,9 +155,9 @@ func (l *Log) Dir() string { return l.o.Dir }
 // bytes is ErrRecordSize. An append that would pass SegmentBytes first rolls,
 // which writes and syncs the file so far.
 //
-// The first append after Open needs a valid end: if no Scan has reached it and
-// no Truncate has made it, Append scans the newest file, and refuses (without
-// harm to the log) when something other than records stands at its end.
+// The first append after Open or Truncate needs a valid end: if the last Scan
+// did not end there, Append scans the newest file, and refuses (without harm
+// to the log) when something other than records stands at its end.
 func (l *Log) Append(body []byte) (Ref, error) {
 	return l.AppendFunc(func(dst []byte) []byte { return append(dst, body...) })
 }
@@ -236,7 +236,7 @@ func (l *Log) startFileLocked() {
 // record, from an earlier scan or by one of its own.
 func (l *Log) checkTailLocked() error {
 	l.view.Lock()
-	clean := l.view.cleanSeq == l.seq && l.view.cleanEnd == l.flushed
+	clean := l.view.validSeq == l.seq && l.view.validEnd == l.flushed
 	l.view.Unlock()
 	if !clean {
 		end, err := l.Scan(l.seq, 0, nil)
@@ -293,8 +293,7 @@ func (l *Log) openLocked() error {
 			return err
 		}
 	}
-	l.files.noteWriter(l)
-	return nil
+	return l.files.noteWriter(l)
 }
 
 func (l *Log) openOrCreateLocked() (err error) {
@@ -310,12 +309,6 @@ func (l *Log) openOrCreateLocked() (err error) {
 	}
 	l.created = true
 	l.noteDirLocked(l.o.Dir)
-	l.view.Lock()
-	defer l.view.Unlock()
-	for i := range l.view.segments {
-		l.view.segments[i].Active = false
-	}
-	l.view.segments = append(l.view.segments, SegmentInfo{Seq: l.seq, Generation: 1, Active: true})
 	return nil
 }
 
@@ -345,13 +338,17 @@ func (l *Log) noteDirLocked(dir string) {
 	}
 }
 
-// publishLocked shows readers how far the active file is written.
+// publishLocked shows readers how far the active file is written. They learn
+// of a new file only now, when it has its header.
 func (l *Log) publishLocked() {
 	l.view.Lock()
 	defer l.view.Unlock()
-	if n := len(l.view.segments); n > 0 && l.view.segments[n-1].Seq == l.seq {
-		l.view.segments[n-1].Size = l.flushed
+	n := len(l.view.segments)
+	if n == 0 || l.view.segments[n-1].Seq != l.seq {
+		l.view.segments = append(l.view.segments, SegmentInfo{Seq: l.seq, Generation: 1, Active: true})
+		n++
 	}
+	l.view.segments[n-1].Size = l.flushed
 }
 
 // Sync flushes, and makes everything that was appended durable: the active
@@ -390,13 +387,17 @@ func (l *Log) syncLocked() error {
 
 // SyncedByFS notes that SyncAll of the file system returned without error,
 // after the last Flush of this log and before anything else was flushed to it:
-// everything flushed is durable (F19). What is only buffered stays dirty.
-func (l *Log) SyncedByFS() {
+// everything flushed is durable (F19). What is only buffered stays dirty. An
+// error means that the log had failed before, and that nothing is known about
+// what was flushed.
+func (l *Log) SyncedByFS() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil {
-		l.unsynced, l.dirs = false, nil
+	if l.err != nil {
+		return l.refusal("sync")
 	}
+	l.unsynced, l.dirs = false, nil
+	return nil
 }
 
 // Dirty tells whether Sync has something to do.
@@ -444,11 +445,22 @@ func (l *Log) rollLocked() error {
 
 // MarkClean says that file seq consists of valid records up to end, from a
 // source as good as a Scan: a durable side table that was made from the file
-// at exactly this size. It saves the scan before the first append or Roll.
-func (l *Log) MarkClean(seq uint64, end int64) {
+// at exactly this size. It saves the scan before the first append or Roll. What
+// is remembered is about one file, the last one marked or scanned.
+func (l *Log) MarkClean(seq uint64, end int64) { l.noteValid(seq, HeaderSize, end) }
+
+// noteValid keeps that the records from one position to another are valid, if
+// it continues what is known.
+func (l *Log) noteValid(seq uint64, from, end int64) {
 	l.view.Lock()
 	defer l.view.Unlock()
-	l.view.cleanSeq, l.view.cleanEnd = seq, end
+	known := int64(HeaderSize)
+	if l.view.validSeq == seq {
+		known = l.view.validEnd
+	}
+	if from <= known {
+		l.view.validSeq, l.view.validEnd = seq, max(known, end)
+	}
 }
 
 // setActiveLocked marks one file (0: none) as the active one for readers.
@@ -491,24 +503,28 @@ func (l *Log) Park() error {
 }
 
 // tryPark is Park on behalf of the cache. It does not wait for a log that is
-// in use: that one may be waiting for the caller's in turn.
-func (l *Log) tryPark(syncFirst bool) (parked bool) {
+// in use: that one may be waiting for the caller's in turn. An error is also
+// kept by the log.
+func (l *Log) tryPark(syncFirst bool) (parked bool, err error) {
 	if !l.mu.TryLock() {
-		return false
+		return false, nil
 	}
 	defer l.mu.Unlock()
 	if l.err != nil || l.file == nil || len(l.buf) > 0 {
-		return false
+		return false, nil
 	}
 	if l.dirtyLocked() {
 		if !syncFirst {
-			return false
+			return false, nil
 		}
-		if l.syncLocked() != nil {
-			return false // kept in l.err: the log's next call returns it
+		if err := l.syncLocked(); err != nil {
+			return false, err
 		}
 	}
-	return l.closeFileLocked() == nil
+	if err := l.closeFileLocked(); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // Active returns the newest file that appends go to and its size with what is
@@ -562,13 +578,13 @@ func (l *Log) abandonLocked() {
 }
 
 func (l *Log) failLocked(what string, err error) error {
-	l.err = fmt.Errorf("log %d: %s %s: %w", l.o.ID, what, l.path(l.seq), err)
+	l.err = fmt.Errorf("log %d: %s: %w", l.o.ID, what, err)
 	return l.err
 }
 
 func (l *Log) refusal(what string) error {
 	if errors.Is(l.err, ErrClosed) {
-		return fmt.Errorf("%s log %d: %w", what, l.o.ID, ErrClosed)
+		return fmt.Errorf("log %d: %s: %w", l.o.ID, what, ErrClosed)
 	}
-	return fmt.Errorf("%s refused until the log is opened again, after: %w", what, l.err)
+	return fmt.Errorf("%s refused until the log is opened again, after a failure: %w", what, l.err)
 }

@@ -26,7 +26,8 @@ const scanChunk = 1 << 20
 // names another log or number, an error that wraps ErrNewerFormat, or the file
 // system's own.
 //
-// Of the active file it sees what was flushed when it began.
+// Of the active file it sees what was flushed when it began. Beside a Truncate
+// of the same file it may report what is being cut.
 func (l *Log) Scan(seq uint64, from int64, fn func(pos int64, body []byte) error) (end int64, err error) {
 	size, newest, ok := l.sizeOf(seq)
 	if !ok {
@@ -43,15 +44,15 @@ func (l *Log) Scan(seq uint64, from int64, fn func(pos int64, body []byte) error
 		return size, l.corrupt(seq, size, "file size", fmt.Sprint("at least ", from, " bytes"), fmt.Sprint(size))
 	}
 	bad, err := s.run(from, fn)
+	if newest {
+		l.noteValid(seq, from, s.pos)
+	}
 	switch {
 	case err != nil && !s.fnFailed:
 		return s.pos, l.readError(seq, s.pos, err)
 	case err != nil:
 		return s.pos, err
 	case bad == nil:
-		if s.pos == size {
-			l.MarkClean(seq, size)
-		}
 		return s.pos, nil
 	case !newest:
 		return s.pos, l.corrupt(seq, s.pos, bad.what, bad.expected, bad.found)

@@ -91,8 +91,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		if err := s.fsys.SyncAll("/"); err != nil {
 			return result(err)
 		}
-		s.log.SyncedByFS()
-		return "ok\n"
+		return result(s.log.SyncedByFS())
 	case "roll":
 		return result(s.log.Roll())
 	case "park":

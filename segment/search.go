@@ -40,7 +40,14 @@ func (s *scanner) nextByLength(bad int64, _ *TornError) (int64, error) {
 	if err != nil || length == 0 {
 		return 0, err
 	}
-	return s.ifRecord(bad + RecordHeaderSize + length)
+	next := bad + RecordHeaderSize + length
+	if length, err = s.plausible(next); err != nil || length == 0 {
+		return 0, err
+	}
+	if ok, err := s.verifyAt(next, length); err != nil || !ok {
+		return 0, err
+	}
+	return next, nil
 }
 
 // nextByChain finds the first record of a run that reaches the end of the
@@ -111,20 +118,15 @@ func (s *scanner) nextByTrying(bad int64, t *TornError) (int64, error) {
 			t.Unsearched = s.size - pos
 			return 0, nil
 		}
-		if next, err := s.ifRecord(pos); err != nil || next > 0 {
-			return next, err
+		rec, err := s.bytes(pos, RecordHeaderSize+int(length))
+		if err != nil {
+			return 0, err
+		}
+		if _, _, ok := verify(rec, s.salt, pos); ok {
+			return pos, nil
 		}
 	}
 	return 0, nil
-}
-
-// ifRecord returns pos if a valid record starts there, else 0.
-func (s *scanner) ifRecord(pos int64) (int64, error) {
-	_, bad, err := s.record(pos)
-	if err != nil || bad != nil {
-		return 0, err
-	}
-	return pos, nil
 }
 
 // plausible returns the length that the bytes at pos name if a record of that

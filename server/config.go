@@ -36,6 +36,7 @@ type Config struct {
 // Limits are the bounds that requests meet at the edge.
 type Limits struct {
 	BodyBytes   int64         // request body; 64 MiB
+	EntryBytes  int           // largest planned part of a call; 96 MiB
 	AdmitBytes  int64         // bodies of growing writes in flight; 0 is no bound
 	AdmitHold   time.Duration // longest wait for admission, +/- 25%; 15 s
 	DiskHighPct float64       // 507 from here; 85
@@ -107,6 +108,7 @@ func (c Config) withDefaults() Config {
 	}
 	l := &c.Limits
 	orDefault(&l.BodyBytes, 64<<20)
+	orDefault(&l.EntryBytes, 96<<20)
 	orDefault(&l.AdmitHold, 15*time.Second)
 	orDefault(&l.DiskHighPct, 85)
 	orDefault(&l.DiskLowPct, 80)

@@ -85,8 +85,8 @@ func (e *fakeEngine) awaitCalls(n int) {
 	await(e.t, func() bool { return len(e.submitted()) >= n })
 }
 
-func (e *fakeEngine) Reader() raftlog.Reader       { return fakeReader{e} }
-func (e *fakeEngine) Status() Status               { return e.status }
+func (e *fakeEngine) Reader() raftlog.Reader         { return fakeReader{e} }
+func (e *fakeEngine) Status() Status                 { return e.status }
 func (e *fakeEngine) Stop(ctx context.Context) error { return nil }
 
 type fakeReader struct{ e *fakeEngine }
@@ -104,8 +104,10 @@ func (r fakeReader) ReadMessages(_, _, from, to uint64, fn func(uint64, int64, *
 	return nil
 }
 
-func (fakeReader) AppendTimes(uint64, uint64, uint64, int) ([]raftlog.AppendTime, error) { return nil, nil }
-func (fakeReader) FindTime(uint64, uint64, int64) (uint64, bool, error)                 { return 0, false, nil }
+func (fakeReader) AppendTimes(uint64, uint64, uint64, int) ([]raftlog.AppendTime, error) {
+	return nil, nil
+}
+func (fakeReader) FindTime(uint64, uint64, int64) (uint64, bool, error) { return 0, false, nil }
 func (fakeReader) FindTxn(uint64, uint64, []byte, func(uint64, int64, [16]byte) bool) error {
 	return nil
 }

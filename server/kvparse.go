@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	"queen/fsm"
@@ -30,6 +31,14 @@ func (p *kvProblem) code() string {
 		return "payload_too_large"
 	}
 	return "kv_bad_request"
+}
+
+// txnReason is the reason as a transaction names it.
+func (p *kvProblem) txnReason() string {
+	if p.reason == "kv_bad_body" {
+		return "kv_bad_request"
+	}
+	return p.reason
 }
 
 func (x *exchange) failKV(p *kvProblem) { x.failReason(p.status, p.code(), p.reason, p.detail) }
@@ -228,7 +237,7 @@ func (f *kvFields) operation(w *work, r *kvRules) (op fsm.KVOp, p *kvProblem) {
 
 func (f *kvFields) many(op *fsm.KVOp) *kvProblem {
 	if !f.keysArray || len(f.keys) == 0 {
-		return badKV("kv_bad_body", "keys is not an array with at least one key")
+		return badKV("kv_bad_key", "keys is not an array with at least one key")
 	}
 	if !f.keysOK {
 		return badKV("kv_bad_key", "a key is not a string")
@@ -239,6 +248,7 @@ func (f *kvFields) many(op *fsm.KVOp) *kvProblem {
 		}
 	}
 	op.Keys = f.keys
+	slices.Sort(op.Keys) // rows and what is missing come in key order
 	return nil
 }
 

@@ -67,6 +67,15 @@ func (f *pushFields) text(s *rawjson.Scanner, name string) (b []byte, present bo
 	return b, isString
 }
 
+// partitionLen is the length of the partition's name, which is the default one
+// when the item names none.
+func (f *pushFields) partitionLen() int {
+	if f.hasPartition {
+		return len(f.partition)
+	}
+	return len(defaultPartition)
+}
+
 // addItem checks an item and adds it to items, its message packed.
 func (s *Server) addItem(w *work, items []fsm.PushItem, f *pushFields, keepTrace bool, p *problem) []fsm.PushItem {
 	switch {
@@ -78,7 +87,7 @@ func (s *Server) addItem(w *work, items []fsm.PushItem, f *pushFields, keepTrace
 		p.set(http.StatusBadRequest, "bad_request", "an item has an empty partition name")
 	case f.payload == nil:
 		p.set(http.StatusBadRequest, "bad_request", "an item has no payload")
-	case len(f.queue)+len(f.partition) > nameBytes:
+	case len(f.queue)+f.partitionLen() > nameBytes:
 		p.set(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
 	case len(f.txn) > maxTxnID:
 		p.set(http.StatusBadRequest, "bad_request", longTxnID)

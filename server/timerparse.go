@@ -37,6 +37,7 @@ type timerRules struct {
 	payload int
 	horizon int64 // ms
 	unpack  int   // largest decompressed payload
+	call    int   // bytes of all messages
 	inTxn   bool
 }
 
@@ -143,7 +144,7 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 	case len(f.txn) > maxTxnID:
 		return op, badTimer("timers_bad_op", "txn is over 65535 bytes")
 	}
-	if p := timerNames(f.queue, f.partition, f.key); p != nil {
+	if p := timerNames(len(f.queue), f.partitionLen(), len(f.key)); p != nil {
 		return op, p
 	}
 	op = fsm.TimerOp{Cancel: cancel, Queue: w.name(f.queue), Partition: defaultPartition, Key: string(f.key)}
@@ -175,8 +176,16 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 	return op, nil
 }
 
-func timerNames[T string | []byte](queue, partition, key T) *timerProblem {
-	if len(queue)+len(partition) <= nameBytes && len(queue)+len(key) <= storeKeyBytes {
+func (f *timerFields) partitionLen() int {
+	if f.hasPartition {
+		return len(f.partition)
+	}
+	return len(defaultPartition)
+}
+
+// timerNames checks the lengths, in bytes, of a timer's names.
+func timerNames(queue, partition, key int) *timerProblem {
+	if queue+partition <= nameBytes && queue+key <= storeKeyBytes {
 		return nil
 	}
 	return &timerProblem{http.StatusRequestEntityTooLarge, "name_too_long", "", "queue, partition or timerKey is too long", "name_too_long", true}
@@ -253,11 +262,25 @@ func (s *Server) parseTimerArray(w *work, ops []fsm.TimerOp, r *timerRules) ([]f
 	if r.ops > 0 && n > r.ops {
 		return ops, badTimer("timers_too_many_ops", "too many operations in one call")
 	}
+	if first == nil && r.call > 0 && messageBytes(ops) > r.call {
+		first = &timerProblem{http.StatusRequestEntityTooLarge, "payload_too_large", "timers_call_too_large",
+			"the timers of the call are together over the limit of an entry", "too_large", false}
+	}
 	if first == nil && repeatedTimer(ops) {
 		first = badTimer("timers_bad_op", "two operations on one timer in one call")
 	}
 	return ops, first
 }
+
+// messageBytes is about what the timers add to an entry.
+func messageBytes(ops []fsm.TimerOp) (n int) {
+	for i := range ops {
+		n += len(ops[i].Message) + len(ops[i].Queue) + len(ops[i].Partition) + len(ops[i].Key) + len(ops[i].Txn) + timerOverhead
+	}
+	return n
+}
+
+const timerOverhead = 64
 
 func repeatedTimer(ops []fsm.TimerOp) bool {
 	if len(ops) < 2 {

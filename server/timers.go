@@ -13,7 +13,7 @@ import (
 
 func (s *Server) timerRules() timerRules {
 	l := s.cfg.Limits
-	return timerRules{ops: l.TimerOps, payload: l.TimerPayloadBytes, horizon: l.TimerHorizon.Milliseconds(), unpack: l.TimerPayloadBytes}
+	return timerRules{ops: l.TimerOps, payload: l.TimerPayloadBytes, horizon: l.TimerHorizon.Milliseconds(), unpack: l.TimerPayloadBytes, call: l.EntryBytes}
 }
 
 func (s *Server) serveTimers(x *exchange) {
@@ -140,7 +140,7 @@ func (x *exchange) timerPath() (queue, key string, ok bool) {
 	case key == "":
 		x.failTimer(badTimer("timers_bad_op", "timerKey is empty"))
 	default:
-		if p := timerNames(queue, "", key); p != nil {
+		if p := timerNames(len(queue), 0, len(key)); p != nil {
 			x.failTimer(p)
 			break
 		}
@@ -237,7 +237,7 @@ func (s *Server) timerContent(row *fsm.TimerInfo) ([]byte, error) {
 
 // content parses a message that a row keeps: inline, or in a value record.
 func (s *Server) content(inline []byte, valueID, queue uint64) (m entry.Message, err error) {
-	if inline == nil {
+	if len(inline) == 0 {
 		if inline, err = s.engine.Reader().Value(valueID, queue); err != nil {
 			return m, err
 		}

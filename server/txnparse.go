@@ -84,7 +84,7 @@ func (p *txnParse) verdict() *txnProblem {
 	case p.empty != nil:
 		return p.empty
 	case p.kv != nil:
-		return refuse(p.kv.status, p.kv.reason, p.kv.detail)
+		return refuse(p.kv.status, p.kv.txnReason(), p.kv.detail)
 	case p.timers != nil:
 		return &txnProblem{p.timers.status, p.timers.txnReason, p.timers.detail, p.timers.engine}
 	default:
@@ -390,7 +390,6 @@ func parsePosition(w *work, p *txnParse) (pos fsm.Position, reason, prose string
 	case !hasOffset:
 		return pos, "bad_request", "a position has no offset"
 	case !namesFit(pos.Queue, pos.Partition, pos.Group):
-		p.items.set(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
 		return pos, "name_too_long", tooLongNames
 	case len(pos.Metadata) > maxMetadata:
 		return pos, "too_large", "a position's metadata is over 4096 bytes"

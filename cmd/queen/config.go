@@ -109,6 +109,7 @@ func serverConfig(v *values, log *slog.Logger) server.Config {
 		Pprof:   v.flag("QUEEN_PPROF"),
 		Limits: server.Limits{
 			BodyBytes:         v.count("QUEEN_MAX_BODY_BYTES"),
+			EntryBytes:        int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),
 			AdmitBytes:        admitBytes(v),
 			AdmitHold:         millis("QUEEN_RAFT_ADMIT_HOLD_MS"),
 			DiskHighPct:       v.percent("QUEEN_RAFT_DISK_HIGH_PCT"),

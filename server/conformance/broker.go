@@ -39,6 +39,7 @@ type Broker struct {
 	clock  *clock
 	client *http.Client
 
+	starts byte // each start draws other ids
 	addr   string
 	engine *server.Broker
 	server *server.Server
@@ -61,12 +62,12 @@ func Start(env map[string]string) (*Broker, error) {
 
 func (b *Broker) open(env map[string]string) error {
 	var s settings
-	s.limits.AdmitHold = time.Second
 	for name, text := range env { // each sets a field of its own
 		if err := s.apply(name, text); err != nil {
 			return err
 		}
 	}
+	b.starts++
 	engine, err := server.Open(server.StorageConfig{
 		FS: b.fs, Dir: "data", NodeID: 1, Planner: s.planner,
 		Group: raftlog.Config{Clock: b.clock},
@@ -81,7 +82,8 @@ func (b *Broker) open(env map[string]string) error {
 		return err
 	}
 	srv, err := server.New(server.Config{
-		Engine: engine, Clock: b.clock.now, Rand: rand.NewChaCha8([32]byte{1}), Limits: s.limits, ZstdLevel: 1, Logger: debugLogger,
+		Engine: engine, Clock: b.clock.now, Rand: rand.NewChaCha8([32]byte{b.starts}), Limits: s.limits, ZstdLevel: 1,
+		Usage: s.usage(), Metrics: true,
 	})
 	if err != nil {
 		return errors.Join(err, engine.Stop(context.Background()))
@@ -118,6 +120,10 @@ func (b *Broker) Do(ctx context.Context, method, path string, header http.Header
 	if len(body) > 0 {
 		req.Body = io.NopCloser(bytes.NewReader(body))
 		req.ContentLength = int64(len(body))
+		if header.Get("Transfer-Encoding") == "chunked" {
+			header.Del("Transfer-Encoding")
+			req.ContentLength = -1
+		}
 	}
 	resp, err := b.client.Do(req)
 	if err != nil {
@@ -140,24 +146,24 @@ func (b *Broker) Advance(d time.Duration) error {
 	const steps, step = 5, 100 * time.Millisecond
 	if creep := steps * step; d > creep {
 		b.clock.advance(d - creep)
-		if err := b.settle(); err != nil {
+		if err := b.Settle(); err != nil {
 			return err
 		}
 		for range steps {
 			b.clock.advance(step)
-			if err := b.settle(); err != nil {
+			if err := b.Settle(); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	b.clock.advance(d)
-	return b.settle()
+	return b.Settle()
 }
 
-// settle waits until the broker has nothing left to do at this time: the state
+// Settle waits until the broker has nothing left to do at this time: the state
 // is the same over several turns of its loop.
-func (b *Broker) settle() error {
+func (b *Broker) Settle() error {
 	same := 0
 	last, err := b.State()
 	for same < 3 && err == nil {
@@ -210,6 +216,13 @@ func (b *Broker) AwaitParked(n int) error {
 func (b *Broker) State() (State, error) {
 	digest, commit, err := b.engine.Digest()
 	return State{Digest: digest, Commit: commit}, err
+}
+
+// Shutdown asks the server to stop, as SIGTERM does.
+func (b *Broker) Shutdown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return b.server.Shutdown(ctx)
 }
 
 // Restart stops the broker cleanly and starts it on the same data directory

@@ -27,7 +27,7 @@
 // a case are:
 //
 //	rows ID...            rows of testdata/rows.txt that the case covers
-//	setting NAME=VALUE    starts the case's broker with this setting
+//	setting NAME=VALUE    starts the case's broker with this setting (DISK_PERCENT: how full the disk is)
 //	use NAME              runs the steps of a fixture (fixtures.txt: "fixture NAME" in place of "case")
 //	set NAME = TEXT       gives a variable a value
 //	advance 61s           moves the broker's clock, and waits until what became due is done
@@ -37,6 +37,11 @@
 //	end NAME              one line above the answer that the request of "begin NAME" must get
 //	abort NAME            closes the connection of "begin NAME"
 //	parked N              waits until N pops wait in the broker
+//	sync hold             from here every sync of the disk waits
+//	sync held             waits until one does
+//	sync release          lets them go on
+//	unanswered NAME       the request of "begin NAME" must not have been answered yet
+//	shutdown now          asks the server to stop, as SIGTERM does
 //	restart NAME=VALUE... stops the broker and starts it on the same data with these settings
 //	crash NAME=VALUE...   the same, but the power goes: what was not synced is gone
 //	                      ("restart as before", "crash as before": with the case's settings)

@@ -27,7 +27,7 @@ type testCase struct {
 // step is one line of a case, or one request.
 type step struct {
 	line    int
-	verb    string // use, set, advance, begin, end, abort, request, parked, restart, crash, push, pop, ack, kv, timer, dlq
+	verb    string // use, set, advance, begin, end, abort, request, parked, restart, crash, sync, unanswered, shutdown, push, pop, ack, kv, timer, dlq
 	args    string
 	request *request
 	want    *want
@@ -52,7 +52,7 @@ var (
 	methodLine = regexp.MustCompile(`^(GET|POST|PUT|DELETE|PATCH|HEAD|OPTIONS) (\S.*)$`)
 	statusLine = regexp.MustCompile(`^([1-5]\d\d)(?:, state (unchanged|changed))?(?: (.*))?$`)
 	headerLine = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]*: `)
-	verbs      = regexp.MustCompile(`^(rows|setting|use|set|advance|abort|parked|restart|crash|push|pop|ack|kv|timer|dlq) (.*)$`)
+	verbs      = regexp.MustCompile(`^(rows|setting|use|set|advance|abort|parked|restart|crash|sync|unanswered|shutdown|push|pop|ack|kv|timer|dlq) (.*)$`)
 )
 
 func readScript(path string) (*script, error) {

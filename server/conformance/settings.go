@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"queen/fsm"
+	"queen/internal/vfs"
 	"queen/server"
 )
 
@@ -14,6 +15,15 @@ import (
 type settings struct {
 	limits  server.Limits
 	planner fsm.Config
+	disk    uint64 // percent of the disk that is used; 0: not measured
+}
+
+// usage measures the disk that the settings describe.
+func (s *settings) usage() func() (vfs.Usage, error) {
+	if s.disk == 0 {
+		return nil
+	}
+	return func() (vfs.Usage, error) { return vfs.Usage{Total: 100, Free: 100 - s.disk}, nil }
 }
 
 // apply reads one setting.
@@ -30,10 +40,22 @@ func (s *settings) apply(name, text string) error {
 	}
 	l, p := &s.limits, &s.planner
 	switch name {
+	case "DISK_PERCENT":
+		s.disk = uint64(n)
+	case "QUEEN_RAFT_DISK_HIGH_PCT":
+		l.DiskHighPct = float64(n)
+	case "QUEEN_RAFT_ADMIT_MAX_MB":
+		l.AdmitBytes = int64(n) << 20
+	case "QUEEN_RAFT_ADMIT_HOLD_MS":
+		l.AdmitHold = time.Duration(n) * time.Millisecond
+	case "QUEEN_STMT_TIMEOUT_MS":
+		l.CallTimeout = time.Duration(n) * time.Millisecond
+	case "POP_DEFAULT_TIMEOUT_MS":
+		l.PushTimeout = time.Duration(n) * time.Millisecond
 	case "QUEEN_MAX_BODY_BYTES":
 		l.BodyBytes = int64(n)
 	case "QUEEN_RAFT_ENTRY_MAX_BYTES":
-		p.EntryBytes = n
+		l.EntryBytes, p.EntryBytes = n, n
 	case "QUEEN_KV_MAX_VALUE_BYTES":
 		l.KVValueBytes = n
 	case "QUEEN_KV_MAX_OPS_PER_CALL":

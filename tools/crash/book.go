@@ -30,14 +30,18 @@ type attempt struct {
 	fired       bool // its timer's message was read back
 }
 
-// pushed is one input message of a producer.
+// pushed is one message of a producer. A stream is a partition of a queue.
 type pushed struct {
-	id        string
-	partition string
-	offset    int64 // as answered; -1 when it was not
-	fate      fate
-	seen      bool
+	id     string
+	stream string
+	offset int64 // as answered; -1 when it was not
+	fate   fate
+	seen   bool
+	with   []*pushed // all messages of its transaction; nil when it came by the push route
 }
+
+// streamName names a partition of a queue in the book.
+func streamName(queue, partition string) string { return queue + "/" + partition }
 
 // book is everything that was sent and everything that was read back. Reads come
 // in partition order, each message once; so a difference is found when it is
@@ -46,12 +50,11 @@ type pushed struct {
 // A book belongs to one goroutine.
 type book struct {
 	attempts map[string]*attempt
-	pushes   map[string]*pushed
-	in       map[string]int64      // partition -> next offset to read of the input
-	audit    map[string]int64      // partition -> next input offset that an audit record starts at
-	audited  map[string][]*attempt // partition -> attempts in audit order
-	out      map[string]int64      // partition -> next source offset of an output
-	last     map[string]string     // partition -> attempt of the newest audit record
+	pushes   map[string]*pushed // by stream and id
+	next     map[string]int64   // stream of pushes -> next offset to read
+	audit    map[string]int64   // partition -> next input offset that an audit record starts at
+	out      map[string]int64   // partition -> next source offset of an output
+	last     map[string]string  // partition -> attempt of the newest audit record
 
 	open    []*attempt // of the round, to be balanced
 	sent    []*pushed
@@ -60,45 +63,48 @@ type book struct {
 
 func newBook() *book {
 	return &book{
-		attempts: map[string]*attempt{}, pushes: map[string]*pushed{}, in: map[string]int64{}, audit: map[string]int64{},
-		audited: map[string][]*attempt{}, out: map[string]int64{}, last: map[string]string{},
+		attempts: map[string]*attempt{}, pushes: map[string]*pushed{}, next: map[string]int64{}, audit: map[string]int64{},
+		out: map[string]int64{}, last: map[string]string{},
 	}
 }
 
-// addAttempt and addPush book calls whose fate is as known when the load ended.
+// addAttempt and addPushes book calls whose fate is as known when the load ended.
 func (b *book) addAttempt(a *attempt) {
 	b.attempts[a.id] = a
 	b.open = append(b.open, a)
 	b.markers = append(b.markers, a)
 }
 
-func (b *book) addPush(p *pushed) {
-	b.pushes[p.id] = p
-	b.sent = append(b.sent, p)
+func (b *book) addPushes(ps []*pushed) {
+	for _, p := range ps {
+		b.pushes[p.stream+" "+p.id] = p
+	}
+	b.sent = append(b.sent, ps...)
 }
 
-// readInput books one message of the input queue.
-func (b *book) readInput(partition, id string, offset int64) error {
-	if want := b.in[partition]; offset != want {
-		return fmt.Errorf("input %s: read offset %d, expected %d: a gap or a repeat", partition, offset, want)
+// readPush books one message that a producer pushed.
+func (b *book) readPush(stream, id string, offset int64) error {
+	if want := b.next[stream]; offset != want {
+		return fmt.Errorf("%s: read offset %d, expected %d: a gap or a repeat", stream, offset, want)
 	}
-	b.in[partition]++
-	p := b.pushes[id]
+	b.next[stream]++
+	p := b.pushes[stream+" "+id]
 	switch {
 	case p == nil:
-		return fmt.Errorf("input %s offset %d: id %s was never pushed", partition, offset, id)
+		return fmt.Errorf("%s offset %d: id %s was never pushed", stream, offset, id)
 	case p.seen:
-		return fmt.Errorf("input %s offset %d: id %s is there twice", partition, offset, id)
+		return fmt.Errorf("%s offset %d: id %s is there twice", stream, offset, id)
 	case p.fate == refused:
-		return fmt.Errorf("input %s offset %d: id %s was refused", partition, offset, id)
-	case p.partition != partition:
-		return fmt.Errorf("input %s offset %d: id %s was pushed to %s", partition, offset, id, p.partition)
-	case p.fate == answered && p.offset != offset:
-		return fmt.Errorf("input %s: id %s is at offset %d, and was answered %d", partition, id, offset, p.offset)
+		return fmt.Errorf("%s offset %d: id %s was refused", stream, offset, id)
+	case p.offset >= 0 && p.offset != offset:
+		return fmt.Errorf("%s: id %s is at offset %d, and was answered %d", stream, id, offset, p.offset)
 	}
 	p.seen, p.offset = true, offset
 	return nil
 }
+
+// inputs returns how many input messages of a partition were read.
+func (b *book) inputs(partition string) int64 { return b.next[streamName("in", partition)] }
 
 // readAudit books one audit message: its step was applied.
 func (b *book) readAudit(partition, id string, first, last int64) error {
@@ -118,7 +124,6 @@ func (b *book) readAudit(partition, id string, first, last int64) error {
 	}
 	a.seen = true
 	b.audit[partition] = last + 1
-	b.audited[partition] = append(b.audited[partition], a)
 	b.last[partition] = id
 	return nil
 }
@@ -177,7 +182,12 @@ func (b *book) partitions() []string {
 func (b *book) balance() error {
 	for _, p := range b.sent {
 		if p.fate == answered && !p.seen {
-			return fmt.Errorf("push %s to %s was answered at offset %d and is not there", p.id, p.partition, p.offset)
+			return fmt.Errorf("push %s to %s was answered at offset %d and is not there", p.id, p.stream, p.offset)
+		}
+		for _, q := range p.with {
+			if q.seen != p.seen {
+				return fmt.Errorf("push %s of one transaction is half there: in %s: %v, in %s: %v", p.id, p.stream, p.seen, q.stream, q.seen)
+			}
 		}
 	}
 	for _, a := range b.open {
@@ -189,8 +199,8 @@ func (b *book) balance() error {
 		if b.audit[p] != b.out[p] {
 			return fmt.Errorf("partition %s: steps cover inputs below %d, outputs those below %d: a step is half there", p, b.audit[p], b.out[p])
 		}
-		if b.audit[p] > b.in[p] {
-			return fmt.Errorf("partition %s: steps cover inputs below %d, and there are %d", p, b.audit[p], b.in[p])
+		if n := b.inputs(p); b.audit[p] > n {
+			return fmt.Errorf("partition %s: steps cover inputs below %d, and there are %d", p, b.audit[p], n)
 		}
 	}
 	if n := b.timersDue(); n > 0 {
@@ -203,6 +213,9 @@ func (b *book) balance() error {
 				a.fate = answered
 			}
 		}
+	}
+	for _, p := range b.sent { // one that is read from now on was never pushed
+		delete(b.pushes, p.stream+" "+p.id)
 	}
 	b.open, b.sent = nil, nil
 	return nil

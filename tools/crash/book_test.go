@@ -11,8 +11,8 @@ func history(t *testing.T, fateB fate) *book {
 	t.Helper()
 	b := newBook()
 	for i, id := range []string{"i0", "i1", "i2"} {
-		b.addPush(&pushed{id: id, partition: "p", offset: int64(i), fate: answered})
-		if err := b.readInput("p", id, int64(i)); err != nil {
+		b.addPushes([]*pushed{{id: id, stream: "in/p", offset: int64(i), fate: answered}})
+		if err := b.readPush("in/p", id, int64(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -94,15 +94,21 @@ func TestBookFindsViolations(t *testing.T) {
 			return first(step(b, "a", 0, 1), b.marker(b.attempts["b"], "b"))
 		}, "marker says"},
 		"push lost": {answered, func(b *book) error {
-			b.addPush(&pushed{id: "i3", partition: "p", offset: 3, fate: answered})
+			b.addPushes([]*pushed{{id: "i3", stream: "in/p", offset: 3, fate: answered}})
 			return b.balance()
 		}, "is not there"},
-		"push twice": {answered, func(b *book) error { return b.readInput("p", "i2", 3) }, "there twice"},
+		"push twice": {answered, func(b *book) error { return b.readPush("in/p", "i2", 3) }, "there twice"},
 		"push moved": {answered, func(b *book) error {
-			b.addPush(&pushed{id: "i3", partition: "p", offset: 4, fate: answered})
-			return b.readInput("p", "i3", 3)
+			b.addPushes([]*pushed{{id: "i3", stream: "in/p", offset: 4, fate: answered}})
+			return b.readPush("in/p", "i3", 3)
 		}, "was answered 4"},
-		"input gap": {answered, func(b *book) error { return b.readInput("p", "i3", 4) }, "a gap"},
+		"push half there": {answered, func(b *book) error {
+			x, y := &pushed{id: "x", stream: "a/p", offset: -1}, &pushed{id: "x", stream: "b/p", offset: -1}
+			x.with, y.with = []*pushed{x, y}, []*pushed{x, y}
+			b.addPushes([]*pushed{x, y})
+			return first(b.readPush("b/p", "x", 0), b.balance())
+		}, "half there"},
+		"input gap": {answered, func(b *book) error { return b.readPush("in/p", "i3", 4) }, "a gap"},
 	} {
 		b := history(t, c.fate)
 		err := c.read(b)

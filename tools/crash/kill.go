@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"queen/tools/internal/api"
 	"queen/tools/internal/broker"
 )
@@ -20,6 +22,8 @@ type killer struct {
 	queen, dir string
 	seed       uint64
 	rounds     int
+	epoch      int
+	shm        string
 	steppers   int
 	longest    time.Duration
 	allowNoCut bool
@@ -29,7 +33,8 @@ type killer struct {
 	api     *api.Client
 	rng     *rand.Rand
 	port    int
-	logSeen int64 // bytes of the log that cuts were looked for in
+	at      string // the epoch's directory
+	logSeen int64  // bytes of the log that cuts were looked for in
 
 	steps, unknowns, applied, cuts, retried, bootKills, stops int
 }
@@ -42,48 +47,62 @@ const producers = 2
 
 func (k *killer) run(ctx context.Context) (err error) {
 	fmt.Printf("seed %d\n", k.seed)
-	if err := os.RemoveAll(k.dir); err != nil {
-		return err
-	}
-	k.book, k.rng = newBook(), rand.New(rand.NewPCG(k.seed, 0))
+	k.rng = rand.New(rand.NewPCG(k.seed, 0))
 	if k.port, err = broker.FreePort(); err != nil {
 		return err
 	}
-	defer func() {
-		if k.proc != nil {
-			k.proc.Kill()
+	// Without anything to cut so far it goes on for a while: the moments are
+	// random, and a run that never hit one has not tested what it is for.
+	first := 0
+	for ; first < k.rounds || k.cuts == 0 && first < 4*k.rounds; first += k.epoch {
+		if err := k.runEpoch(ctx, first, first+k.epoch); err != nil {
+			return fmt.Errorf("%w\n(seed %d; data and log are in %s)", err, k.seed, k.at)
 		}
-		if err != nil {
-			err = fmt.Errorf("%w\n(seed %d; data and log are in %s)", err, k.seed, k.dir)
-		}
-	}()
+	}
+	fmt.Printf("%d rounds: %d steps, %d answers lost of which %d had been applied, %d of them sent again, "+
+		"%d kills during a start, %d clean stops, %d starts had something to cut\n",
+		first, k.steps, k.unknowns, k.applied, k.retried, k.bootKills, k.stops, k.cuts)
+	if k.cuts == 0 && !k.allowNoCut {
+		return errors.New("no start had anything to cut: the kills missed what they are for; more rounds, or a longer load")
+	}
+	return nil
+}
+
+// runEpoch runs rounds on a fresh data directory.
+func (k *killer) runEpoch(ctx context.Context, first, end int) error {
+	k.at = k.place(first / k.epoch)
+	if err := os.RemoveAll(k.at); err != nil {
+		return err
+	}
+	k.book, k.logSeen = newBook(), 0
 	if err := k.start(ctx); err != nil {
 		return err
 	}
-	for n := range k.rounds {
+	defer func() { k.proc.Kill() }()
+	for n := first; n < end; n++ {
 		if err := k.round(ctx, n); err != nil {
 			return fmt.Errorf("round %d: %w", n, err)
 		}
 	}
-	return k.finish()
-}
-
-func (k *killer) finish() error {
 	if err := k.proc.Stop(5 * time.Second); err != nil {
 		return err
 	}
-	k.proc = nil
-	fmt.Printf("%d rounds: %d steps, %d answers lost of which %d had been applied, %d of them sent again, "+
-		"%d kills during a start, %d clean stops, %d starts had something to cut\n",
-		k.rounds, k.steps, k.unknowns, k.applied, k.retried, k.bootKills, k.stops, k.cuts)
-	if k.cuts == 0 && !k.allowNoCut {
-		return errors.New("no start had anything to cut: the kills missed what they are for; more rounds, or a longer load")
+	return os.RemoveAll(k.at)
+}
+
+// place returns the directory of an epoch: in memory and on disk in turn, when
+// the memory is there.
+func (k *killer) place(epoch int) string {
+	const need = 2 << 30
+	var st unix.Statfs_t
+	if k.shm == "" || epoch%2 == 1 || unix.Statfs(k.shm, &st) != nil || st.Bavail*uint64(st.Bsize) < need {
+		return k.dir
 	}
-	return os.RemoveAll(k.dir)
+	return filepath.Join(k.shm, fmt.Sprintf("queen-crash-%d", os.Getpid()))
 }
 
 func (k *killer) options() broker.Options {
-	return broker.Options{Binary: k.queen, Dir: filepath.Join(k.dir, "data"), Port: k.port}
+	return broker.Options{Binary: k.queen, Dir: filepath.Join(k.at, "data"), Port: k.port}
 }
 
 // start starts the broker, now and then after a start that is killed half way.
@@ -123,14 +142,15 @@ func (k *killer) countCuts() error {
 
 // round loads the broker, ends it, starts it again and checks everything.
 func (k *killer) round(ctx context.Context, n int) error {
-	l := &load{api: k.api, round: n}
+	l := &load{api: k.api, round: n, fan: make(chan struct{})}
 	for _, p := range k.book.partitions() {
-		l.backlog.Add(k.book.in[p] - k.book.audit[p])
+		l.backlog.Add(k.book.inputs(p) - k.book.audit[p])
 	}
 	steppers := make([]*stepper, k.steppers)
 	makers := make([]*producer, producers)
+	fans := make([]*fanner, fanners)
 	var wg sync.WaitGroup
-	errs := make(chan error, k.steppers+producers)
+	errs := make(chan error, k.steppers+producers+fanners)
 	spawn := func(f func(context.Context) error) {
 		wg.Go(func() {
 			if err := f(ctx); err != nil {
@@ -146,6 +166,10 @@ func (k *killer) round(ctx context.Context, n int) error {
 		makers[i] = &producer{load: l, id: i, rng: rand.New(rand.NewPCG(k.rng.Uint64(), 2))}
 		spawn(makers[i].run)
 	}
+	for i := range fans {
+		fans[i] = &fanner{load: l, id: i, rng: rand.New(rand.NewPCG(k.rng.Uint64(), 3))}
+		spawn(fans[i].run)
+	}
 	clean, err := k.endLoad(ctx, l, errs)
 	wg.Wait()
 	select {
@@ -156,7 +180,13 @@ func (k *killer) round(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	bodies := k.enter(steppers, makers)
+	bodies := k.enter(steppers)
+	for _, p := range makers {
+		k.book.addPushes(p.pushes)
+	}
+	for _, p := range fans {
+		k.book.addPushes(p.pushes)
+	}
 	k.api.Close()
 	if err := k.start(ctx); err != nil {
 		return err
@@ -171,34 +201,47 @@ func (k *killer) round(ctx context.Context, n int) error {
 }
 
 // endLoad lets the load run for a random time and then ends the broker: with
-// SIGTERM now and then, else with SIGKILL.
+// SIGTERM now and then, else with SIGKILL, at once or when an entry is being
+// written.
 func (k *killer) endLoad(ctx context.Context, l *load, errs chan error) (clean bool, err error) {
-	least := 50 * time.Millisecond
-	t := time.NewTimer(least + time.Duration(k.rng.Int64N(int64(max(1, k.longest-least)))))
+	defer l.stop.Store(true)
+	const least = 50 * time.Millisecond
+	err = k.pause(ctx, least+time.Duration(k.rng.Int64N(int64(max(1, k.longest-least)))), errs)
+	close(l.fan)
+	if err == nil {
+		err = k.pause(ctx, 50*time.Millisecond+time.Duration(k.rng.Int64N(int64(250*time.Millisecond))), errs)
+	}
+	if err != nil {
+		return false, err
+	}
+	switch how := k.rng.IntN(10); {
+	case how == 0:
+		return true, k.proc.Stop(5 * time.Second)
+	case how < 6:
+		return false, k.killAimed(ctx)
+	}
+	k.proc.Kill()
+	return false, nil
+}
+
+// pause waits while the load runs; an error of a worker ends it early.
+func (k *killer) pause(ctx context.Context, d time.Duration, errs chan error) error {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case err := <-errs:
-		l.stop.Store(true)
-		return false, err
+		return err
 	case <-ctx.Done():
-		l.stop.Store(true)
-		return false, ctx.Err()
+		return ctx.Err()
 	case <-k.proc.Done():
-		l.stop.Store(true)
-		return false, fmt.Errorf("the broker ended by itself; the end of its log:\n%s", k.proc.Tail(15))
+		return fmt.Errorf("the broker ended by itself; the end of its log:\n%s", k.proc.Tail(15))
 	case <-t.C:
+		return nil
 	}
-	if clean = k.rng.IntN(10) == 0; clean {
-		err = k.proc.Stop(5 * time.Second)
-	} else {
-		k.proc.Kill()
-	}
-	l.stop.Store(true)
-	return clean, err
 }
 
 // enter books the round and returns the transactions whose answer did not come.
-func (k *killer) enter(steppers []*stepper, makers []*producer) map[string]api.Transaction {
+func (k *killer) enter(steppers []*stepper) map[string]api.Transaction {
 	bodies := map[string]api.Transaction{}
 	for _, w := range steppers {
 		k.steps += w.steps
@@ -208,11 +251,6 @@ func (k *killer) enter(steppers []*stepper, makers []*producer) map[string]api.T
 				k.unknowns++
 				bodies[a.id] = w.bodies[a.id]
 			}
-		}
-	}
-	for _, p := range makers {
-		for _, x := range p.pushes {
-			k.book.addPush(x)
 		}
 	}
 	return bodies

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"net/url"
 	"strconv"
@@ -19,6 +20,9 @@ const (
 	partitions = 32
 	outQueues  = 4 // outputs are spread over queues, so that an entry has several logs
 	group      = "steps"
+	fanners    = 2
+	fanQueues  = 48
+	fanBytes   = 500
 	maxBacklog = 20_000 // messages of the input that the producers stay ahead by
 	keep       = 7 * 86400
 )
@@ -35,9 +39,16 @@ type (
 		Step        string
 		First, Last int64
 	}
+	fanBody struct {
+		Sum uint32
+		Pad string
+	}
 )
 
 func partitionName(p int) string { return "p" + strconv.Itoa(p) }
+
+func fanQueue(i int) string { return "fan" + strconv.Itoa(i) }
+
 func outQueue(p string) string {
 	n, _ := strconv.Atoi(strings.TrimPrefix(p, "p"))
 	return "out" + strconv.Itoa(n%outQueues)
@@ -49,6 +60,7 @@ type load struct {
 	round   int
 	stop    atomic.Bool // the broker is gone, or about to be
 	backlog atomic.Int64
+	fan     chan struct{} // closed just before the kill
 }
 
 // ended says whether an error is the end of the broker rather than a wrong
@@ -182,21 +194,88 @@ func (p *producer) push(ctx context.Context) error {
 	var items []api.Item
 	start := len(p.pushes)
 	for range 1 + p.rng.IntN(40) {
-		x := &pushed{id: fmt.Sprintf("i%d-%d-%d", p.round, p.id, len(p.pushes)), partition: partitionName(p.rng.IntN(partitions)), offset: -1}
+		x := &pushed{id: fmt.Sprintf("i%d-%d-%d", p.round, p.id, len(p.pushes)), offset: -1}
+		partition := partitionName(p.rng.IntN(partitions))
+		x.stream = streamName("in", partition)
 		p.pushes = append(p.pushes, x)
-		items = append(items, api.Item{Queue: "in", Partition: x.partition, TransactionID: x.id, Payload: inputBody{x.id}})
+		items = append(items, api.Item{Queue: "in", Partition: partition, TransactionID: x.id, Payload: inputBody{x.id}})
 	}
-	got, err := p.api.Push(ctx, items...)
+	if err := p.send(ctx, p.pushes[start:], items); err != nil {
+		return err
+	}
+	p.backlog.Add(int64(len(items)))
+	return nil
+}
+
+// send pushes items and books what was answered.
+func (l *load) send(ctx context.Context, pushes []*pushed, items []api.Item) error {
+	got, err := l.api.Push(ctx, items...)
 	if err != nil {
 		return err
 	}
-	for i, x := range p.pushes[start:] {
+	for i, x := range pushes {
 		if got[i].Status != "queued" {
-			return fmt.Errorf("push %s to %s: status %s, expected queued", x.id, x.partition, got[i].Status)
+			return fmt.Errorf("push %s to %s: status %s, expected queued", x.id, x.stream, got[i].Status)
 		}
 		x.fate, x.offset = answered, got[i].Offset
 	}
-	p.backlog.Add(int64(len(items)))
+	return nil
+}
+
+// fanner pushes to many queues in one transaction, from just before the kill on:
+// with a write for each log, it is likely that the kill comes when some of them
+// were made and the others were not.
+type fanner struct {
+	*load
+	id     int
+	rng    *rand.Rand
+	pushes []*pushed
+}
+
+func (w *fanner) run(ctx context.Context) error {
+	body := fanBody{Pad: noise(w.rng, fanBytes)}
+	body.Sum = crc32.ChecksumIEEE([]byte(body.Pad))
+	payload, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-w.fan:
+	case <-ctx.Done():
+	}
+	for !w.stop.Load() {
+		if err := w.push(ctx, payload); err != nil {
+			if w.stop.Load() || ended(err) {
+				return nil
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *fanner) push(ctx context.Context, payload json.RawMessage) error {
+	id := fmt.Sprintf("f%d-%d-%d", w.round, w.id, len(w.pushes))
+	var all []*pushed
+	var items []api.Item
+	for q := range fanQueues {
+		all = append(all, &pushed{id: id, stream: streamName(fanQueue(q), "p"), offset: -1})
+		items = append(items, api.Item{Queue: fanQueue(q), Partition: "p", TransactionID: id, Payload: payload})
+	}
+	for _, x := range all {
+		x.with = all
+	}
+	w.pushes = append(w.pushes, all...)
+	v, err := w.api.Transact(ctx, api.Transaction{Operations: []api.Operation{{Type: "push", Items: items}}})
+	if err != nil {
+		return err
+	}
+	if !v.Success {
+		return fmt.Errorf("push %s to many queues: %s: %s", id, v.Reason, v.Error)
+	}
+	for _, x := range all {
+		x.fate = answered
+	}
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"net/url"
 	"slices"
@@ -16,8 +17,15 @@ import (
 
 // verify reads back what is new since the last round and balances the book.
 func (k *killer) verify(ctx context.Context) error {
-	if err := k.read(ctx, "in", func(m api.Message) error { return k.book.readInput(m.Partition, m.TransactionID, m.Offset) }); err != nil {
+	if err := k.read(ctx, "in", func(m api.Message) error {
+		return k.book.readPush(streamName("in", m.Partition), m.TransactionID, m.Offset)
+	}); err != nil {
 		return err
+	}
+	for i := range fanQueues {
+		if err := k.read(ctx, fanQueue(i), func(m api.Message) error { return k.readFan(fanQueue(i), m) }); err != nil {
+			return err
+		}
 	}
 	if err := k.read(ctx, "audit", k.readAudit); err != nil {
 		return err
@@ -54,6 +62,18 @@ func (k *killer) read(ctx context.Context, queue string, f func(m api.Message) e
 			}
 		}
 	}
+}
+
+// readFan also compares the content.
+func (k *killer) readFan(queue string, m api.Message) error {
+	var b fanBody
+	if err := json.Unmarshal(m.Data, &b); err != nil {
+		return fmt.Errorf("%s offset %d: %w", queue, m.Offset, err)
+	}
+	if sum := crc32.ChecksumIEEE([]byte(b.Pad)); sum != b.Sum {
+		return fmt.Errorf("%s offset %d: the sum of %d bytes of content is %08x, expected %08x", queue, m.Offset, len(b.Pad), sum, b.Sum)
+	}
+	return k.book.readPush(streamName(queue, m.Partition), m.TransactionID, m.Offset)
 }
 
 func (k *killer) readAudit(m api.Message) error {
@@ -152,8 +172,9 @@ func (k *killer) compareMarkers(ctx context.Context) error {
 // compareDepth compares the group's backlog with inputs that no step covers.
 func (k *killer) compareDepth(ctx context.Context) error {
 	var want int64
-	for p, n := range k.book.in {
-		want += n - k.book.audit[p]
+	for p := range partitions {
+		name := partitionName(p)
+		want += k.book.inputs(name) - k.book.audit[name]
 	}
 	got, _, err := k.api.Depth(ctx, "in", group)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestDemo(t *testing.T) {
 		want string // of the error; "" = the demo holds
 	}{
 		{"no bug", nil, ""},
-		{"no fsync before the answer", []edit{noFsync}, "expected"},
+		{"no fsync before the answer", []edit{noFsync}, "receipts of payment 1: expected 1, found 0"},
 		{"a lost marker", []edit{lostMarker}, "marker of payment 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

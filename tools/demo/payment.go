@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -113,6 +115,16 @@ func (d *demo) orders(queue string) (map[int]int, error) {
 	}
 }
 
+// unsettled says how many payments the workers have not settled.
+func (d *demo) unsettled() (string, error) {
+	n, _, err := d.api.Depth(d.ctx, payments, workers)
+	var status *api.StatusError
+	if errors.As(err, &status) && status.Status == http.StatusNotFound {
+		return "no queue " + payments, nil
+	}
+	return fmt.Sprint(n), err
+}
+
 // parts says which parts of a payment's step are there: all, none, or a list.
 func (d *demo) parts(order int) (string, error) {
 	key := orderKey(order)
@@ -136,7 +148,7 @@ func (d *demo) parts(order int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	unsettled, _, err := d.api.Depth(d.ctx, payments, workers)
+	unsettled, err := d.unsettled()
 	if err != nil {
 		return "", err
 	}
@@ -145,7 +157,7 @@ func (d *demo) parts(order int) (string, error) {
 		name string
 		is   bool
 	}{
-		{"ack", unsettled == 0}, {"receipt", rs[order] > 0}, {"state", state.Found}, {"marker", marker.Found},
+		{"ack", unsettled == "0"}, {"receipt", rs[order] > 0}, {"state", state.Found}, {"marker", marker.Found},
 		{"reminder", pending || fired[order] > 0},
 	} {
 		if p.is {
@@ -193,7 +205,7 @@ func (d *demo) readBack() error {
 			return err
 		}
 	}
-	unsettled, _, err := d.api.Depth(d.ctx, payments, workers)
+	unsettled, err := d.unsettled()
 	if err != nil {
 		return err
 	}

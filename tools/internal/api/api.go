@@ -222,6 +222,13 @@ func (c *Client) TimerPending(ctx context.Context, queue, key string) (bool, err
 	return out.Found, err
 }
 
+// QueueID returns the number of a queue, which names its log.
+func (c *Client) QueueID(ctx context.Context, queue string) (string, error) {
+	var out struct{ ID string }
+	err := c.call(ctx, http.MethodGet, "/api/v1/resources/queues/"+url.PathEscape(queue), nil, &out, http.StatusOK)
+	return out.ID, err
+}
+
 // Depth returns how many messages of a queue a group has not settled, and how
 // many of them are under a live lease.
 func (c *Client) Depth(ctx context.Context, queue, group string) (pending, processing int64, err error) {

@@ -1,0 +1,377 @@
+package fsm
+
+import (
+	"strings"
+)
+
+// The model's acks (push-pop-ack.md section 4) and transactions.
+
+// mJudged is one ack on the state before its call.
+type mJudged struct {
+	part   *mPart
+	c      *mCursor
+	group  string
+	offset uint64
+	apply  bool
+	ok     bool   // success
+	err    string // what the text of a refusal begins with
+	repeat bool   // of the ack that released its lease
+	dlq    bool   // of a repeat
+}
+
+// judgeAcks judges the acks of one call. strict is the transaction's rule: an
+// ack with a lease needs it live.
+func (m *model) judgeAcks(tenant string, items []AckItem, strict bool) []mJudged {
+	out := make([]mJudged, len(items))
+	for i := range items {
+		out[i] = m.judgeAck(tenant, &items[i], strict, out[:i])
+	}
+	return out
+}
+
+func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudged) mJudged {
+	p := m.part(tenant, it.PartitionID)
+	if p == nil {
+		return mJudged{err: "unknown partition"}
+	}
+	c := p.cursors[it.Group]
+	if c == nil {
+		return mJudged{err: "consumer not found"}
+	}
+	held := c.live(m.now)
+	if !it.HasLease || held != nil && held.id != it.LeaseID {
+		held = nil
+	}
+	if it.HasLease && held == nil && strict {
+		return mJudged{err: "invalid or expired lease"}
+	}
+	free, taken, settled := int64(-1), int64(-1), false
+	for o := range p.msgs {
+		if p.msgs[o].txn != string(it.Txn) {
+			continue
+		}
+		switch {
+		case c.settled(uint64(o)):
+			settled = true
+		case held != nil && uint64(o) > held.to:
+		case isTaken(before, c, uint64(o)):
+			if taken < 0 {
+				taken = int64(o)
+			}
+		case free < 0:
+			free = int64(o)
+		}
+	}
+	if free < 0 {
+		free = taken
+	}
+	j := mJudged{part: p, c: c, group: it.Group}
+	if it.HasLease && held == nil {
+		return c.withoutLease(j, it, free >= 0, settled)
+	}
+	switch {
+	case free >= 0:
+		j.offset, j.apply, j.ok = uint64(free), true, true
+	case settled && it.Status == Completed:
+		j.ok = true
+	case settled:
+		j.err = "already committed"
+	default:
+		j.err = "unresolvable"
+	}
+	return j
+}
+
+func isTaken(before []mJudged, c *mCursor, o uint64) bool {
+	for _, j := range before {
+		if j.apply && j.c == c && j.offset == o {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutLease is an ack whose lease is not, or no longer, the live one.
+func (c *mCursor) withoutLease(j mJudged, it *AckItem, unsettled, settled bool) mJudged {
+	if r := c.released; r != nil && r.id == it.LeaseID {
+		switch it.Status {
+		case Completed:
+			j.repeat = settled && r.completed
+		case DeadLetter:
+			j.repeat = settled && r.dead
+			j.dlq = j.repeat
+		case Failed:
+			came := unsettled && r.nacked
+			j.repeat = came || settled && (r.dead || r.dropped)
+			j.dlq = j.repeat && !came && !r.dropped
+		case Retry:
+			j.repeat = unsettled && r.nacked
+		}
+		if j.repeat {
+			j.ok = true
+			return j
+		}
+	}
+	switch {
+	case settled && it.Status == Completed:
+		j.ok = true
+	case settled:
+		j.err = "already committed"
+	default:
+		j.err = "invalid or expired lease"
+	}
+	return j
+}
+
+// acks is a call of the ack routes.
+func (m *model) acks(tenant string, items []AckItem) {
+	judged := m.judgeAcks(tenant, items, false)
+	for i := range items {
+		it, j := &items[i], &judged[i]
+		if it.Success != j.ok {
+			m.fail("ack %s: the machine says %v %q, the model %v %q: %+v", acksText(items[i:i+1]), it.Success, it.Err, j.ok, j.err, *j)
+		}
+		if !strings.HasPrefix(it.Err, j.err) || j.ok != (it.Err == "") {
+			m.fail("ack of %s: the machine says %q, the model %q", it.Txn, it.Err, j.err)
+		}
+		m.expect("noop of an ack", it.Noop, j.ok && !j.apply)
+		if !j.apply {
+			m.expect("leaseReleased of an ack that changes nothing", it.LeaseReleased, j.repeat)
+			m.expect("dlq of an ack that changes nothing", it.DLQ, j.dlq)
+		}
+	}
+	m.settle(items, judged)
+}
+
+// settle carries the judged acks out, for each (partition, group) together.
+func (m *model) settle(items []AckItem, judged []mJudged) {
+	seen := map[*mCursor]bool{}
+	for i := range judged {
+		if j := &judged[i]; j.apply && !seen[j.c] {
+			seen[j.c] = true
+			m.settleCursor(items, judged, j)
+		}
+	}
+}
+
+var mRank = map[AckStatus]int{Completed: 0, Retry: 1, Failed: 2, DeadLetter: 3}
+
+func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
+	c, opts := at.c, &at.part.q.opts
+	spent := c.retries >= opts.RetryLimit
+	keeps := opts.DeadLetterQueue || opts.DLQAfterMaxRetries
+	strongest := map[uint64]AckStatus{}
+	var mine []int
+	for i := range items {
+		if j := &judged[i]; j.apply && j.c == c {
+			mine = append(mine, i)
+			if old, ok := strongest[j.offset]; !ok || mRank[items[i].Status] > mRank[old] {
+				strongest[j.offset] = items[i].Status
+			}
+		}
+	}
+	back := func(o uint64) bool { s := strongest[o]; return s == Retry || s == Failed && !spent }
+	filed := func(o uint64) bool { s := strongest[o]; return s == DeadLetter || s == Failed && spent && keeps }
+	stop, top := int64(-1), c.floor
+	var did mReleased
+	charged, ended, nacked := false, false, false
+	for o, s := range strongest {
+		switch {
+		case back(o):
+			if stop < 0 || int64(o) < stop {
+				stop = int64(o)
+			}
+			did.nacked = true
+			charged = charged || s == Failed
+		case s == Completed:
+			did.completed = true
+		case filed(o):
+			did.dead, ended = true, true
+		default:
+			did.dropped, ended = true, true
+		}
+		nacked = nacked || s != Completed
+		top = max(top, int64(o))
+	}
+	// What comes back holds the cursor; everything else that was named stays settled.
+	for o := range strongest {
+		if !back(o) {
+			c.above[o] = true
+		}
+	}
+	if stop >= 0 {
+		c.floor = max(c.floor, stop-1)
+	} else {
+		c.floor = top
+	}
+	c.normalise()
+	m.fileAll(items, judged, mine, strongest, filed, back, c.retries)
+	if ended {
+		c.retries = 0
+	}
+	if charged {
+		c.retries++
+	}
+	m.holdBack(items, judged, mine, strongest, back, c, opts)
+	m.releaseLease(items, judged, mine, strongest, nacked, did, c)
+}
+
+func (m *model) fileAll(items []AckItem, judged []mJudged, mine []int, strongest map[uint64]AckStatus,
+	filed, back func(uint64) bool, retries int64) {
+	done := map[uint64]bool{}
+	for _, i := range mine {
+		it, j := &items[i], &judged[i]
+		counts := it.Status == strongest[j.offset]
+		m.expect("dlq of an ack", it.DLQ, counts && filed(j.offset))
+		m.expect("dropped", it.Dropped, counts && it.Status != Completed && !back(j.offset) && !filed(j.offset))
+		if !counts || !filed(j.offset) || done[j.offset] {
+			continue
+		}
+		done[j.offset] = true
+		l := &mLetter{
+			q: j.part.q, part: j.part.name, offset: j.offset, group: j.group, err: it.Error, retries: retries, failed: m.now,
+			raw: j.part.msgs[j.offset].raw,
+		}
+		if l.err == "" {
+			l.err = "Retries exhausted"
+		}
+		m.file(l)
+	}
+}
+
+func (m *model) holdBack(items []AckItem, judged []mJudged, mine []int, strongest map[uint64]AckStatus,
+	back func(uint64) bool, c *mCursor, opts *Options) {
+	wait := int64(0)
+	for _, i := range mine {
+		it, o := &items[i], judged[i].offset
+		switch {
+		case !back(o):
+		case it.DelayMs > 0:
+			wait = max(wait, it.DelayMs*1000)
+		case strongest[o] == Failed && opts.RetryBackoff:
+			d := opts.RetryDelay * 1000
+			for n := int64(1); n < c.retries && d < 3600_000_000; n++ {
+				d *= 2
+			}
+			wait = max(wait, min(d, 3600_000_000))
+		}
+	}
+	if wait > 0 {
+		c.hold = m.now + wait
+	}
+}
+
+func (m *model) releaseLease(items []AckItem, judged []mJudged, mine []int, strongest map[uint64]AckStatus,
+	nacked bool, did mReleased, c *mCursor) {
+	l := c.lease
+	complete := l != nil && c.floor >= int64(l.to)
+	released := -1
+	if l != nil && (nacked || complete) {
+		if m.now < l.expires {
+			for _, i := range mine {
+				switch {
+				case nacked && strongest[judged[i].offset] != Completed && released < 0:
+					released = i
+				case !nacked && (released < 0 || judged[i].offset >= judged[released].offset):
+					released = i
+				}
+			}
+		}
+		if !nacked {
+			c.retries = 0
+		}
+		did.id = l.id
+		c.released, c.lease = &did, nil
+	}
+	for _, i := range mine {
+		m.expect("leaseReleased", items[i].LeaseReleased, i == released)
+	}
+}
+
+// txn is a transaction: the first refusal in the fixed order decides.
+func (m *model) txn(tenant string, t *Txn) {
+	judged := m.judgeAcks(tenant, t.Acks, true)
+	if want := m.refusal(tenant, t, judged); t.Reason != want || want != "" {
+		m.expect("reason of a transaction", t.Reason, want)
+		return
+	}
+	for i := range t.Acks {
+		m.expect("noop in a transaction", t.Acks[i].Noop, !judged[i].apply)
+	}
+	m.settle(t.Acks, judged)
+	m.push(tenant, &t.Push)
+	for i := range t.Positions {
+		m.position(tenant, &t.Positions[i])
+	}
+	m.kvCall(tenant, t.KV, false)
+	m.timerOps(tenant, t.Timers)
+}
+
+func (m *model) refusal(tenant string, t *Txn, judged []mJudged) string {
+	for _, j := range judged {
+		if !j.ok {
+			return "rejected_ack"
+		}
+	}
+	size := 128 * len(t.Acks)
+	status, repeat := map[*PushItem]PushStatus{}, map[*PushItem]bool{}
+	for _, group := range byPlace(&t.Push) {
+		all, _ := m.judgePush(tenant, group)
+		seen := map[string]bool{}
+		for i, it := range group {
+			status[it], repeat[it] = all[i], seen[itemTxn(it)]
+			seen[itemTxn(it)] = true
+		}
+	}
+	for i := range t.Push.Items {
+		it := &t.Push.Items[i]
+		switch {
+		case status[it] == Refused:
+			return "too_large"
+		case status[it] == Duplicate && !repeat[it]:
+			return "duplicate"
+		case status[it] == Queued:
+			size += len(it.Packed)
+		}
+	}
+	for i := range t.Positions {
+		if m.queue(tenant, t.Positions[i].Queue) == nil {
+			return "queue_not_found"
+		}
+	}
+	if i := m.kvCall(tenant, t.KV, true); i >= 0 {
+		if t.Reason == ReasonKVPrecondition {
+			m.expect("index of the lost gate", t.KVFailed, i)
+			m.kvCall(tenant, t.KV, false)
+		}
+		return "kv_precondition"
+	}
+	timers := 0
+	for i := range t.Timers {
+		timers += len(t.Timers[i].Key) + len(t.Timers[i].Queue) + len(t.Timers[i].Message) + 128
+	}
+	for i := range t.KV {
+		size += len(t.KV[i].Key) + len(t.KV[i].Value) + 128
+	}
+	if timers > m.cfg.EntryBytes || size+timers > m.cfg.EntryBytes {
+		return "too_large"
+	}
+	return ""
+}
+
+func (m *model) position(tenant string, pos *Position) {
+	q := m.queue(tenant, pos.Queue)
+	p := m.needPart(q, pos.Partition)
+	g := m.group(q, pos.Group, pos.Mode, 0)
+	floor := int64(pos.Offset) - 1
+	if pos.Forget {
+		if p.cursors[g.name] == nil {
+			return
+		}
+		floor = int64(len(p.msgs)) - 1
+		if g.mode == SubscribeAll || !g.old[p] {
+			floor = -1
+		}
+	}
+	p.cursors[g.name] = newMCursor(floor)
+}

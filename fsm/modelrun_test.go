@@ -1,0 +1,521 @@
+package fsm
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"queen/internal/entry"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// A modelRun drives a machine and the model side by side with random calls and
+// times. pick(n) gives a number below n; everything that happens follows from
+// what it gives.
+type modelRun struct {
+	pick  func(n int) int
+	r     *rig
+	m     *model
+	trace []string
+
+	held   []*Call // looked up already, not submitted again yet
+	pops   []*Call // answered with claims
+	fires  map[*fire][]*mTimer
+	leases []string // names, the newest last
+	leaseN int
+	steps  int
+
+	// planted is called around each planning cycle; it breaks the machine (plants_test.go).
+	planted plant
+}
+
+// plant is a planted bug: before and after are called around each Plan.
+type plant interface {
+	before(r *rig, calls []*Call)
+	after(r *rig, calls []*Call)
+}
+
+var otherTenant = strings.Replace(tenantA, "1", "2", 1)
+
+// newModelRun makes a run whose settings are picked too.
+func newModelRun(t fataler, pick func(n int) int) *modelRun {
+	cfg := Config{EntryBytes: 5000, TimerTick: 1, KVSweepEvery: 500_000, KVSweepLimit: 2, DedupBytes: 64 << 20}
+	if pick(3) == 0 {
+		cfg.DedupBytes = 1 // everything that is sealed leaves memory, chunk by chunk
+	}
+	if pick(3) == 0 {
+		cfg.CycleBytes = 600
+	}
+	if pick(4) == 0 {
+		cfg.DefaultMode = SubscribeAll
+	}
+	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}}
+	x.r.applies = 1 + pick(2)
+	x.r.batches = pick(3) > 0
+	return x
+}
+
+func (x *modelRun) oneIn(n int) bool { return x.pick(n) == 0 }
+
+func choose[T any](x *modelRun, list ...T) T { return list[x.pick(len(list))] }
+
+// run makes a number of steps: a step is one call.
+func (x *modelRun) run(steps int) {
+	for x.steps < steps {
+		x.advance()
+		switch x.pick(40) {
+		case 0:
+			x.tracef("checkpoint")
+			x.checkpointStep()
+		case 1:
+			x.restart()
+		case 2:
+			x.tracef("seal")
+			x.r.seal()
+		default:
+			var calls []*Call
+			for n := 1 + x.pick(3); n > 0; n-- {
+				calls = append(calls, x.next())
+				x.steps++
+			}
+			x.submit(calls)
+		}
+		if always := os.Getenv("ALWAYS") != ""; x.oneIn(16) || always {
+			x.compare()
+		}
+	}
+	x.settleHeld()
+	x.compare()
+	if x.planted == nil {
+		x.r.checkpoint(true)
+	}
+}
+
+func (x *modelRun) tracef(format string, args ...any) {
+	x.trace = append(x.trace, fmt.Sprintf(format, args...))
+	if len(x.trace) > 120 {
+		x.trace = slices.Delete(x.trace, 0, 60)
+	}
+}
+
+func (x *modelRun) check() {
+	if x.m.problem != "" {
+		x.r.t.Fatalf("%s\nafter %d steps:\n%s", x.m.problem, x.steps, strings.Join(x.trace, "\n"))
+	}
+}
+
+// advance moves time: a little, by something that options speak of, or to just
+// about where the machine has something to do.
+func (x *modelRun) advance() {
+	r := x.r
+	switch x.pick(8) {
+	case 0:
+		r.now += choose(x, int64(1000), 400_000, 1_000_000, 1_010_000, 2_000_000)
+	case 1:
+		if x.oneIn(10) {
+			r.now += choose(x, int64(61_000_000), 3600_000_000)
+		}
+	case 2, 3:
+		if wake := r.m.nextWake(); wake > r.now {
+			r.now = wake + int64(x.pick(3)) - 1
+		}
+	}
+	if r.now <= r.last {
+		r.now = r.last + 1
+	}
+}
+
+func (x *modelRun) checkpointStep() {
+	if x.planted != nil {
+		return
+	}
+	r := x.r
+	switch {
+	case r.taking == nil:
+		r.beginCapture(x.oneIn(3))
+	case x.oneIn(10):
+		r.endCapture(false)
+	default:
+		r.captureSome(1 + x.pick(20))
+	}
+}
+
+// restart puts a machine made of the checkpoint and the log into place. Calls
+// in flight end with an error.
+func (x *modelRun) restart() {
+	if x.planted != nil || x.pick(3) > 0 {
+		return
+	}
+	x.tracef("restart")
+	x.held = nil
+	x.fires = map[*fire][]*mTimer{}
+	x.r.m.backlog = nil
+	x.r.restart()
+	for _, q := range x.m.queues {
+		for _, g := range q.groups {
+			g.waiters = nil
+		}
+	}
+	x.m.orphans = map[string][]*mWait{}
+	for _, t := range x.m.timers {
+		t.flying = false
+	}
+}
+
+// submit plans calls, with those that were held back before or after them.
+func (x *modelRun) submit(calls []*Call) {
+	if len(x.held) > 0 && x.oneIn(2) {
+		if x.oneIn(2) {
+			calls = append(x.held, calls...)
+		} else {
+			calls = append(calls, x.held...)
+		}
+		x.held = nil
+	}
+	x.cycle(calls)
+	for len(x.r.m.backlog) > 0 {
+		x.cycle(nil)
+	}
+}
+
+func (x *modelRun) settleHeld() {
+	for n := 0; len(x.held) > 0; n++ {
+		if n > 50 {
+			x.r.t.Fatalf("calls are prepared again and again")
+		}
+		calls := x.held
+		x.held = nil
+		x.submit(calls)
+	}
+}
+
+// cycle plans once and lets the model judge what was decided.
+func (x *modelRun) cycle(calls []*Call) {
+	r := x.r
+	all := append(slices.Clone(r.m.backlog), calls...)
+	for _, c := range all {
+		if c.Gone.Load() {
+			c.Body.(*Pop).Claims = nil
+		}
+	}
+	if x.planted != nil {
+		x.planted.before(r, all)
+	}
+	p := r.plan(calls...)
+	if x.planted != nil {
+		x.planted.after(r, all)
+	}
+	planned := all[:len(all)-len(r.m.backlog)]
+	x.m.now = r.last
+	x.judge(planned, p.Prepare)
+	x.learn()
+	for _, c := range planned {
+		if _, ok := c.Body.(*Pop); ok {
+			x.pops = append(x.pops, c)
+		}
+	}
+	if len(x.pops) > 32 {
+		x.pops = slices.Delete(x.pops, 0, 16)
+	}
+	for _, c := range p.Prepare {
+		r.resolve(c)
+		x.held = append(x.held, c)
+	}
+	x.check()
+}
+
+func (x *modelRun) judge(planned, prepare []*Call) {
+	later := map[*Call]bool{}
+	for _, c := range prepare {
+		later[c] = true
+	}
+	for _, c := range planned {
+		p, isPop := c.Body.(*Pop)
+		switch {
+		case isPop && p.Queue == "":
+			x.m.discover(c, p, later[c])
+		case isPop:
+			x.m.arrive(c, p)
+		case !later[c]:
+			x.apply(c)
+		}
+		delete(later, c)
+		x.check()
+	}
+	for c := range later {
+		if _, ok := c.Body.(*Pop); ok {
+			delete(later, c) // a waiter that needs look-ups, judged below
+		}
+	}
+	x.fireDue(later)
+	x.m.serve(func(c *Call) popState {
+		switch {
+		case slices.Contains(prepare, c):
+			return popPrepares
+		case x.r.waits(c):
+			return popWaits
+		}
+		return popAnswered
+	})
+}
+
+// fireDue expects the due timers to fire at the end of the calls, or to wait
+// for look-ups as a whole.
+func (x *modelRun) fireDue(later map[*Call]bool) {
+	due := x.m.dueTimers()
+	for c := range later {
+		f := c.Body.(*fire)
+		x.m.expect("timers of a pass", len(f.timers), len(due))
+		for _, t := range due {
+			t.flying = true
+		}
+		x.fires[f] = due
+		return
+	}
+	x.m.fire(due)
+}
+
+func (x *modelRun) apply(c *Call) {
+	m := x.m
+	switch b := c.Body.(type) {
+	case *Push:
+		m.push(c.Tenant, b)
+	case *Ack:
+		m.acks(c.Tenant, b.Items)
+	case *Extend:
+		m.extend(c.Tenant, b)
+	case *Txn:
+		m.txn(c.Tenant, b)
+	case *KV:
+		i := m.kvCall(c.Tenant, b.Ops, true)
+		m.expect("index of the lost gate of a kv call", b.Failed, i)
+		m.kvCall(c.Tenant, b.Ops, false)
+	case *Timers:
+		m.timerOps(c.Tenant, b.Ops)
+	case *Configure:
+		m.configure(c.Tenant, b)
+	case *DeleteQueue:
+		m.deleteQueue(c.Tenant, b)
+	case *HandBack:
+		m.handBack(b)
+	case *ReplayDeadLetter:
+		m.replay(c.Tenant, b)
+	case *PurgeDeadLetters:
+		m.purge(c.Tenant, b)
+	case *fire:
+		m.fire(x.fires[b])
+		delete(x.fires, b)
+	default:
+		x.r.t.Fatalf("the model does not know %T", b)
+	}
+}
+
+// learn takes over the ids that the machine minted.
+func (x *modelRun) learn() {
+	for _, q := range x.m.queues {
+		for _, p := range q.order {
+			if p.id != 0 {
+				continue
+			}
+			real := x.r.m.s.findQueue(q.tenant, q.name)
+			if real == nil || real.byName[p.name] == nil {
+				x.m.fail("the machine has no partition %s of %s", p.name, q.name)
+				return
+			}
+			p.id = real.byName[p.name].id
+			if x.m.usedParts[p.id] {
+				x.m.fail("partition id %d is given out twice", p.id)
+			}
+			x.m.usedParts[p.id] = true
+		}
+	}
+	x.learnLetters()
+}
+
+// learnLetters matches new dead letters with those that the model expects.
+func (x *modelRun) learnLetters() {
+	s := x.r.m.s
+	for id, want := range x.m.letters {
+		if id[1] != 0xff {
+			continue
+		}
+		found := false
+		want.q.eachLetter(s, func(i DeadLetterInfo) {
+			if found || x.m.letters[i.ID] != nil {
+				return
+			}
+			content := i.Content
+			if i.ContentID != 0 {
+				content = x.r.store.values[i.ContentID].Data
+			}
+			if want.same(i, content) {
+				delete(x.m.letters, id)
+				x.m.letters[i.ID] = want
+				found = true
+			}
+		})
+		if !found {
+			x.m.fail("no dead letter of %s/%s offset %d group %s error %q retries %d", want.q.name, want.part, want.offset, want.group, want.err, want.retries)
+		}
+	}
+}
+
+func (q *mQueue) eachLetter(s *State, fn func(DeadLetterInfo)) {
+	for _, i := range s.DeadLetters(q.tenant, DeadLetterFilter{Queue: q.name, Limit: 1 << 30}) {
+		fn(i)
+	}
+}
+
+// compare checks the whole state.
+func (x *modelRun) compare() {
+	s := x.r.m.s
+	m := x.m
+	m.expect("queues", len(s.queueName), len(m.queues))
+	for _, q := range m.queues {
+		real := s.findQueue(q.tenant, q.name)
+		if real == nil {
+			m.fail("no queue %s", q.name)
+			continue
+		}
+		x.compareQueue(q, real)
+	}
+	m.expect("dead letters", x.liveLetters(), len(m.letters))
+	x.compareKV()
+	m.expect("timers", s.timers.Len(), len(m.timers))
+	for _, t := range m.timers {
+		i, ok := s.Timer(t.tenant, t.queue, t.key)
+		if !ok {
+			m.fail("no timer %s of %s", t.key, t.queue)
+			continue
+		}
+		m.expect("due time of a timer", i.DeliverAt, t.due)
+		m.expect("attempts of a timer", i.Attempts, t.attempts)
+		m.expect("txn of a timer", string(i.Txn), t.txn)
+		m.expect("partition of a timer", i.Partition, t.part)
+	}
+	x.check()
+}
+
+func (x *modelRun) liveLetters() int {
+	n := 0
+	for _, l := range x.r.m.s.letters {
+		if !l.q.deleted {
+			n++
+		}
+	}
+	return n
+}
+
+func (x *modelRun) compareKV() {
+	m := x.m
+	n := 0
+	x.r.m.s.kv.Scan(func(key string, k *kvRow) bool {
+		if k.live(m.now) {
+			n++
+			if want := m.liveKV(key); want == nil || want.text("") != (KVRow{"", nil, k.version, k.expires, k.updated}).text()+string(k.value) {
+				m.fail("row %q differs", key)
+			}
+		}
+		return true
+	})
+	live := 0
+	for key := range m.kv {
+		if m.liveKV(key) != nil {
+			live++
+		}
+	}
+	m.expect("live keys", n, live)
+}
+
+func (x *modelRun) compareQueue(q *mQueue, real *queue) {
+	m := x.m
+	m.expect("options", real.opts, q.opts)
+	m.expect("partitions", len(real.parts), len(q.parts))
+	m.expect("groups", len(real.groups), len(q.groups))
+	for name, g := range q.groups {
+		rg := real.byGroup[name]
+		if rg == nil {
+			m.fail("no group %s of %s", name, q.name)
+			return
+		}
+		m.expect("mode of a group", rg.mode, g.mode)
+	}
+	for name, p := range q.parts {
+		rp := real.byName[name]
+		if rp == nil {
+			m.fail("no partition %s of %s", name, q.name)
+			return
+		}
+		m.expect("next offset", rp.next, uint64(len(p.msgs)))
+		m.expect("last append", rp.lastAppend, p.lastAppend())
+		for group, c := range p.cursors {
+			x.compareCursor(q.name+"/"+name+" "+group, c, rp.cursor(real.byGroup[group]), len(p.msgs))
+		}
+		for _, c := range rp.cursors {
+			if c.row && p.cursors[c.g.name] == nil {
+				m.fail("a cursor of %s at %s/%s that the model does not have", c.g.name, q.name, name)
+			}
+		}
+	}
+}
+
+func (x *modelRun) compareCursor(what string, c *mCursor, real *cursor, n int) {
+	m := x.m
+	if real == nil || !real.row {
+		m.fail("no cursor %s", what)
+		return
+	}
+	for o := range uint64(n) {
+		if real.settled(o) != c.settled(o) {
+			m.fail("%s: offset %d settled: the machine says %v, the model %v; machine %s, model at %d above %v", what, o, real.settled(o), c.settled(o),
+				cursorText(real), c.floor, c.above)
+			return
+		}
+	}
+	m.expect(what+" committed", real.committed, c.floor)
+	m.expect(what+" retries", int64(real.retries), c.retries)
+	l, rl := c.live(m.now), real.liveLease(m.now)
+	m.expect(what+" is leased", rl != nil, l != nil)
+	if l != nil && rl != nil {
+		m.expect(what+" lease", *l, mLease{rl.id, rl.from, rl.end, rl.expires})
+	}
+	m.expect(what+" is held back", real.delayUntil > m.now, c.hold > m.now)
+}
+
+// leaseID of a name, as in scripts.
+func (x *modelRun) newLease() [16]byte {
+	x.leaseN++
+	name := fmt.Sprintf("L%d", x.leaseN)
+	x.leases = append(x.leases, name)
+	return leaseID(name)
+}
+
+func (x *modelRun) someLease() [16]byte {
+	n := len(x.leases)
+	if n == 0 || x.oneIn(20) {
+		return leaseID("none")
+	}
+	back := x.pick(min(n, 6))
+	return leaseID(x.leases[n-1-back])
+}
+
+func txnHash(txn string) uint64 { return xxhash.Sum64String(txn) }
+
+// packed makes the item of a message.
+func (x *modelRun) item(queue, partition string) PushItem {
+	txn := ""
+	if !x.oneIn(6) {
+		txn = fmt.Sprintf("t%d", x.pick(12))
+		if x.r.cfg.DedupBytes == 1 {
+			txn += strings.Repeat(".", 500) // fills chunks of memory fast
+		}
+	}
+	size := choose(x, 2, 2, 2, 2, 300, 2000)
+	it := x.r.item(queue, partition, txn, []byte(strings.Repeat("x", size)))
+	if _, _, err := entry.NextMessage(it.Packed); err != nil {
+		x.r.t.Fatalf("%v", err)
+	}
+	return it
+}

@@ -1,0 +1,2 @@
+// Package fuzz holds the fuzz targets that drive the whole broker.
+package fuzz

@@ -1,3 +1,0 @@
-package conformance
-import ("log/slog";"os")
-var debugLogger = slog.New(slog.NewTextHandler(os.Stderr,nil))
