@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"slices"
+	"sort"
 
 	"queen/internal/entry"
 )
@@ -20,7 +21,9 @@ const (
 type judgement struct {
 	c      *cursor
 	offset uint64
-	apply  bool // in force; otherwise the item's result is final
+	status AckStatus // what counts for the message: the strongest status of the call
+	apply  bool      // in force; otherwise the item's result is final
+	back   bool      // the message will come back (set when it is settled)
 	// unreadable: the message is to be filed, but no look-up gives its payload.
 	unreadable bool
 }
@@ -30,21 +33,45 @@ type ackPlan struct {
 	items   []AckItem
 	judged  []judgement
 	cursors []*cursor // those with something to apply, in order of first mention
+	// offsets are those that an item means already; only kept for calls that are
+	// too long to be searched again for each item.
+	offsets map[cursorOffset]struct{}
+}
+
+type cursorOffset struct {
+	c      *cursor
+	offset uint64
+}
+
+// longCall is the number of items from which a call's offsets are kept in a map.
+const longCall = 64
+
+// newAckPlan reuses the memory of the plan before: a plan lives for one call.
+func (m *Machine) newAckPlan(items []AckItem) *ackPlan {
+	p := &m.acks
+	p.items = items
+	p.judged = append(p.judged[:0], make([]judgement, len(items))...)
+	p.cursors = p.cursors[:0]
+	p.offsets = nil
+	if len(items) >= longCall {
+		p.offsets = make(map[cursorOffset]struct{}, len(items))
+	}
+	return p
 }
 
 func (m *Machine) planAck(c *Call, a *Ack) verdict {
-	p := ackPlan{items: a.Items, judged: make([]judgement, len(a.Items))}
+	p := m.newAckPlan(a.Items)
 	lookup := false
 	for i := range a.Items {
-		need := m.judgeAck(c, &p, i, false)
+		need := m.judgeAck(c, p, i, false)
 		lookup = lookup || need
 	}
-	if lookup || m.needContents(c, &p) {
+	if lookup || m.needContents(c, p) {
 		return again
 	}
 	p.dropUnreadable()
 	for _, cur := range p.cursors {
-		m.settle(c, &p, cur, false)
+		m.settle(c, p, cur, false)
 	}
 	return answered
 }
@@ -85,8 +112,8 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	}
 	if found.unsettled && (held != nil || !it.HasLease) {
 		it.Success = true
-		p.judged[i] = judgement{c: c, offset: found.offset, apply: true}
-		p.note(c)
+		p.judged[i] = judgement{c: c, offset: found.offset, status: it.Status, apply: true}
+		p.note(c, found.offset)
 		return false
 	}
 	if it.HasLease && held == nil && c.repeated(it, found) {
@@ -132,7 +159,10 @@ func (c *cursor) refiled(it *AckItem, f resolution) bool {
 	return it.Status == DeadLetter || it.Status == Failed && r&releasedDead != 0 && !(f.unsettled && r&releasedNacked != 0) && r&releasedDropped == 0
 }
 
-func (p *ackPlan) note(c *cursor) {
+func (p *ackPlan) note(c *cursor, offset uint64) {
+	if p.offsets != nil {
+		p.offsets[cursorOffset{c, offset}] = struct{}{}
+	}
 	for _, o := range p.cursors {
 		if o == c {
 			return
@@ -143,6 +173,10 @@ func (p *ackPlan) note(c *cursor) {
 
 // taken reports whether an earlier ack of the call means the same offset.
 func (p *ackPlan) taken(c *cursor, offset uint64, upTo *AckItem) bool {
+	if p.offsets != nil {
+		_, ok := p.offsets[cursorOffset{c, offset}]
+		return ok
+	}
 	for i := range p.items {
 		if &p.items[i] == upTo {
 			return false
@@ -234,9 +268,9 @@ func (b *Batch) find(hash uint64, txn []byte, from uint64) (offset uint64, ok bo
 	if items == nil {
 		return 0, false
 	}
-	for i := range *items {
-		it := &(*items)[i]
-		if it.Hash == hash && it.Offset >= from && it.Txn == string(txn) {
+	first := sort.Search(len(*items), func(i int) bool { return (*items)[i].Offset >= from })
+	for i := first; i < len(*items); i++ {
+		if it := &(*items)[i]; it.Hash == hash && it.Txn == string(txn) {
 			return it.Offset, true
 		}
 	}
@@ -302,10 +336,9 @@ func (s AckStatus) rank() int {
 // settle applies the judged acks of one cursor: the rules of several acks of
 // one (partition, group) in one call.
 func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
-	status := p.strongest(c)
+	p.strengthen(c)
 	var (
 		spent      = c.spent()
-		comesBack  = func(s AckStatus) bool { return s == Retry || s == Failed && !spent }
 		stop       = uint64(0)
 		stops      = false
 		top        = c.committed
@@ -324,7 +357,8 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 			continue
 		}
 		it := &p.items[i]
-		s := status[j.offset]
+		s := j.status
+		j.back = s == Retry || s == Failed && !spent
 		if s != Completed {
 			nacked = true
 			if firstNack < 0 {
@@ -334,7 +368,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 			lastDone = i
 		}
 		switch {
-		case comesBack(s):
+		case j.back:
 			result |= releasedNacked
 			if !stops || j.offset < stop {
 				stop, stops = j.offset, true
@@ -368,9 +402,9 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	if hadBackoff {
 		delay = max(delay, c.backoff())
 	}
-	m.fileLetters(call, p, c, status, comesBack, retries)
+	m.fileLetters(call, p, c, retries)
 	if stops {
-		m.settleAbove(p, c, status, comesBack, stop)
+		m.settleAbove(p, c, stop)
 		c.committed = max(c.committed, int64(stop)-1)
 		c.dropSettled()
 	} else {
@@ -389,20 +423,25 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	m.refresh(c)
 }
 
-// strongest is the status that counts for each message of a cursor's acks.
-func (p *ackPlan) strongest(c *cursor) map[uint64]AckStatus {
-	status := make(map[uint64]AckStatus, 1)
-	for i := range p.items {
-		j := &p.judged[i]
-		if !j.apply || j.c != c {
-			continue
-		}
-		s := p.items[i].Status
-		if old, ok := status[j.offset]; !ok || s.rank() > old.rank() {
-			status[j.offset] = s
+// strengthen gives all acks of one message the strongest of their statuses.
+func (p *ackPlan) strengthen(c *cursor) {
+	if len(p.items) < 2 {
+		return
+	}
+	strongest := make(map[uint64]AckStatus, len(p.items))
+	for i := range p.judged {
+		if j := &p.judged[i]; j.apply && j.c == c && j.status.rank() > strongest[j.offset].rank() {
+			strongest[j.offset] = j.status
 		}
 	}
-	return status
+	if len(strongest) == 0 {
+		return // all of them are completed
+	}
+	for i := range p.judged {
+		if j := &p.judged[i]; j.apply && j.c == c {
+			j.status = strongest[j.offset]
+		}
+	}
 }
 
 // maxBackoff is the longest wait of retryBackoff: 1 hour.
@@ -419,10 +458,10 @@ func (c *cursor) backoff() int64 {
 
 // settleAbove keeps what is settled above the message that comes back first:
 // it is never delivered to the group again.
-func (m *Machine) settleAbove(p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool, stop uint64) {
+func (m *Machine) settleAbove(p *ackPlan, c *cursor, stop uint64) {
 	for i := range p.items {
 		j := &p.judged[i]
-		if !j.apply || j.c != c || j.offset <= stop || comesBack(status[j.offset]) {
+		if !j.apply || j.c != c || j.offset <= stop || j.back {
 			continue
 		}
 		if c.sets == nil {
@@ -430,7 +469,7 @@ func (m *Machine) settleAbove(p *ackPlan, c *cursor, status map[uint64]AckStatus
 		}
 		c.sets.settled.Add(j.offset, j.offset)
 		m.emitSettled(c, 0, j.offset)
-		if status[j.offset] != Completed {
+		if j.status != Completed {
 			c.sets.other.Add(j.offset, j.offset)
 			m.emitSettled(c, 1, j.offset)
 		}
@@ -472,25 +511,24 @@ func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, result byte, 
 }
 
 // fileLetters files what is to be dead-lettered and marks what is dropped.
-func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, status map[uint64]AckStatus, comesBack func(AckStatus) bool, retries int32) {
-	done := map[uint64]bool{}
+func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, retries int32) {
+	var done map[uint64]bool
 	for i := range p.items {
 		j := &p.judged[i]
 		it := &p.items[i]
-		if !j.apply || j.c != c || it.Status == Completed {
+		if !j.apply || j.c != c || j.status == Completed || j.back || it.Status != j.status {
 			continue
 		}
-		s := status[j.offset]
-		if s == Completed || comesBack(s) || it.Status != s {
-			continue
-		}
-		if s == Failed && !c.p.q.opts.DeadLetters() {
+		if it.Status == Failed && !c.p.q.opts.DeadLetters() {
 			it.Dropped = true
 			continue
 		}
 		it.DLQ = true
 		if done[j.offset] {
 			continue
+		}
+		if done == nil {
+			done = map[uint64]bool{}
 		}
 		done[j.offset] = true
 		reason := it.Error

@@ -268,6 +268,9 @@ type KVOp struct {
 	Required  bool
 
 	Result KVResult
+
+	key string // of the row
+	row *kvRow // as the operation was judged on it; nil: none, it may have expired
 }
 
 // KVResult is the outcome of one operation.

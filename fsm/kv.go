@@ -38,7 +38,7 @@ func (m *Machine) planKV(tenant string, kv *KV) verdict {
 	if kv.Failed >= 0 {
 		return answered
 	}
-	m.emitKV(tenant, kv.Ops)
+	m.emitKV(kv.Ops)
 	m.readKV(tenant, kv.Ops)
 	return answered
 }
@@ -53,7 +53,12 @@ func (m *Machine) judgeKV(tenant string, ops []KVOp) int {
 		if !op.Kind.Write() && op.Kind != KVCheck {
 			continue
 		}
-		row := m.findKV(tenant, op.NS, op.Key)
+		op.key = kvKey(tenant, op.NS, op.Key)
+		op.row, _ = m.s.kv.Get(op.key)
+		row := op.row
+		if !row.live(m.now) {
+			row = nil
+		}
 		op.Result = KVResult{}
 		if w := writtenBefore(ops[:i], op); w != nil {
 			op.checkAfter(w, row)
@@ -200,14 +205,13 @@ func appendNumber(dst []byte, v float64) []byte {
 }
 
 // emitKV applies the writes that were judged to apply.
-func (m *Machine) emitKV(tenant string, ops []KVOp) {
+func (m *Machine) emitKV(ops []KVOp) {
 	for i := range ops {
 		op := &ops[i]
 		if !op.Kind.Write() || !op.Result.Applied {
 			continue
 		}
-		key := kvKey(tenant, op.NS, op.Key)
-		row, _ := m.s.kv.Get(key)
+		row := op.row // a key is written once in a call: it is as it was judged
 		if op.Kind == KVDelete {
 			m.deleteKV(row)
 			continue
@@ -220,8 +224,8 @@ func (m *Machine) emitKV(tenant string, ops []KVOp) {
 			expires = row.expires // the lifetime is that of the counter's creation
 		}
 		if row == nil {
-			row = &kvRow{key: key, heapIdx: -1}
-			m.s.kv.Set(key, row)
+			row = &kvRow{key: op.key, heapIdx: -1}
+			m.s.kv.Set(op.key, row)
 		}
 		row.value, row.updated = bytes.Clone(op.Result.Value), m.now // the call's bytes are the edge's
 		row.version = m.s.meta.kvVersion

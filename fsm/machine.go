@@ -78,6 +78,10 @@ type Machine struct {
 	hot     []*group // to be served at the end of the cycle
 	later   []*group // to be served in the next cycle
 	scratch []byte
+	// Memory that the planning of one call uses and the next one uses again.
+	acks     ackPlan
+	messages [][]byte
+	hashes   []uint64
 
 	// What becomes due by time.
 	wakes     wakeHeap
@@ -193,7 +197,7 @@ func (m *Machine) begin(now int64) {
 	m.now = now
 	m.b.Reset()
 	m.metaWas = m.s.meta
-	m.done, m.instant, m.prepare = nil, nil, nil
+	m.done, m.instant, m.prepare = nil, nil, nil // their calls are answered later
 	for _, g := range m.later {
 		m.heat(g)
 	}

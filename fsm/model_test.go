@@ -451,13 +451,20 @@ func (m *model) claims(g *mGroup, q *mQueue, p *Pop, claims []*Claim, budget int
 		}
 		want = want[:min(len(want), budget)]
 		if got := claimOffsets(cl); !slices.Equal(got, want) {
-			m.fail("claim of %s/%s for %s has offsets %v, want %v", q.name, part.name, g.name, got, want)
+			m.fail("claim of %s/%s for %s by %s at %d has offsets %v, want %v; appended at %v", q.name, part.name, g.name, p.LeaseID[:], m.now-startTime, got, want, part.times())
 		}
 		m.expect("count of a claim", cl.Count, len(want))
 		budget -= len(want)
 		m.claim(g, part, p, cl, want, seconds)
 	}
 	return budget
+}
+
+func (p *mPart) times() (out []int64) {
+	for _, msg := range p.msgs {
+		out = append(out, msg.time-startTime)
+	}
+	return out
 }
 
 func claimOffsets(cl *Claim) (out []uint64) {

@@ -699,13 +699,18 @@ func (v *visibility) covers(offset uint64) bool {
 	return v.through > offset || len(v.runs) > 0 && v.runs[0].first <= offset
 }
 
-// take puts looked-up append times in the place of what is known.
+// take puts looked-up append times before those that are known and follow them.
 func (v *visibility) take(c *Call, p *partition, first uint64) {
 	for i := range c.needs {
 		n := &c.needs[i]
 		if n.kind == needTimes && n.done && n.partition == p.id && n.offset <= first {
-			if len(n.runs) > 0 {
-				v.runs = n.runs
+			if runs := n.runs; len(runs) > 0 {
+				for _, r := range v.runs {
+					if r.first == runs[len(runs)-1].end() {
+						runs = append(runs, r)
+					}
+				}
+				v.runs = runs
 			}
 			n.done, n.runs = false, nil // used up: asked again when it did not help
 		}

@@ -67,6 +67,9 @@ func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
 			part = q.byName[g.Partition]
 			window = q.opts.window()
 		}
+		if part != nil && window > 0 {
+			m.warm(part, p, g)
+		}
 		size := 64
 		for _, i := range g.Items {
 			it := &p.Items[i]
@@ -94,6 +97,15 @@ func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
 		}
 	}
 	return lookup
+}
+
+// warm lets the look-ups of a group's ids wait for memory together.
+func (m *Machine) warm(part *partition, p *Push, g *PushGroup) {
+	m.hashes = m.hashes[:0]
+	for _, i := range g.Items {
+		m.hashes = append(m.hashes, entry.MixHash(part.id, p.Items[i].TxnHash))
+	}
+	m.dedup.Warm(m.hashes)
 }
 
 // findDuplicate looks for a message with the item's transactionId that was
@@ -139,7 +151,7 @@ func (m *Machine) emitGroup(tenant string, p *Push, g *PushGroup) {
 	}
 	q := m.pushQueue(tenant, g.Queue)
 	part := m.pushPartition(q, g.Partition)
-	messages := make([][]byte, 0, n)
+	messages := m.messages[:0]
 	offset := part.next
 	for _, i := range g.Items {
 		it := &p.Items[i]
@@ -152,6 +164,8 @@ func (m *Machine) emitGroup(tenant string, p *Push, g *PushGroup) {
 		offset++
 	}
 	m.append(part, messages)
+	clear(messages)
+	m.messages = messages[:0]
 	m.copyWinners(p, g)
 }
 

@@ -208,7 +208,8 @@ func newState() *State {
 
 // findQueue looks a live queue up by name.
 func (s *State) findQueue(tenant, name string) *queue {
-	return s.queueName[tenant+name]
+	var buf [128]byte
+	return s.queueName[string(append(append(buf[:0], tenant...), name...))]
 }
 
 // findPartition looks a partition up by id; another tenant's is not found.

@@ -18,7 +18,8 @@ func (m *Machine) planTimers(tenant string, t *Timers) verdict {
 func (m *Machine) emitTimers(tenant string, ops []TimerOp) {
 	for i := range ops {
 		op := &ops[i]
-		old, _ := m.s.timers.Get(timerKey(tenant, op.Queue, op.Key))
+		key := timerKey(tenant, op.Queue, op.Key)
+		old, _ := m.s.timers.Get(key)
 		if op.Cancel {
 			op.OK, op.Status, op.OldTxn = false, "absent", op.Txn
 			if old != nil {
@@ -27,20 +28,21 @@ func (m *Machine) emitTimers(tenant string, ops []TimerOp) {
 			}
 			continue
 		}
-		m.schedule(tenant, op, old)
+		m.schedule(tenant, op, key, old)
 	}
 }
 
-func (m *Machine) schedule(tenant string, op *TimerOp, old *timer) {
+// schedule puts a timer under a key, in the place of an old one.
+func (m *Machine) schedule(tenant string, op *TimerOp, key string, old *timer) {
 	op.OK, op.Status = true, "scheduled"
 	t := &timer{
-		key: timerKey(tenant, op.Queue, op.Key), tenant: tenant, queue: op.Queue, partition: op.Partition, name: op.Key,
+		key: key, tenant: tenant, queue: op.Queue, partition: op.Partition, name: op.Key,
 		txn: bytes.Clone(op.Txn), messageID: op.MessageID, created: m.now, updated: m.now, heapIdx: -1,
 	}
 	if old != nil {
 		op.Status = "rescheduled"
 		t.created = old.created
-		m.dropTimer(old)
+		m.retire(old)
 	}
 	t.due = m.now + clampDelay(op.DelayMs)
 	t.deliverAt = t.due
@@ -76,17 +78,17 @@ func (t *timer) txnText() []byte {
 	return entry.AppendUUID(nil, t.messageID)
 }
 
-// dropTimer takes a timer out of the state; the caller writes its row.
-func (m *Machine) dropTimer(t *timer) {
+// retire ends a timer; the caller takes it out of the map or replaces it there.
+func (m *Machine) retire(t *timer) {
 	t.dead = true
 	if t.heapIdx >= 0 {
 		heap.Remove(&m.due, int(t.heapIdx))
 	}
-	m.s.timers.Delete(t.key)
 }
 
 func (m *Machine) deleteTimer(t *timer) {
-	m.dropTimer(t)
+	m.retire(t)
+	m.s.timers.Delete(t.key)
 	m.remove(t)
 }
 

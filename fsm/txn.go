@@ -17,10 +17,10 @@ const (
 // undo. Everything it emits is in this cycle's entry.
 func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 	t.Reason, t.Error, t.KVFailed = "", "", -1
-	acks := ackPlan{items: t.Acks, judged: make([]judgement, len(t.Acks))}
+	acks := m.newAckPlan(t.Acks)
 	lookup := false
 	for i := range t.Acks {
-		need := m.judgeAck(c, &acks, i, true)
+		need := m.judgeAck(c, acks, i, true)
 		lookup = lookup || need
 	}
 	if lookup {
@@ -50,14 +50,14 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 	if m.refuseSize(t) {
 		return answered
 	}
-	if m.needContents(c, &acks) {
+	if m.needContents(c, acks) {
 		return again
 	}
 	if acks.unreadable() {
 		t.refuse(ReasonUnavailable, "a message that is to be dead-lettered cannot be read now; transaction rolled back")
 		return answered
 	}
-	m.emitTxn(c, t, &acks)
+	m.emitTxn(c, t, acks)
 	return answered
 }
 
@@ -142,7 +142,7 @@ func (m *Machine) emitTxn(c *Call, t *Txn, acks *ackPlan) {
 	for i := range t.Positions {
 		m.setPosition(c.Tenant, &t.Positions[i])
 	}
-	m.emitKV(c.Tenant, t.KV)
+	m.emitKV(t.KV)
 	m.emitTimers(c.Tenant, t.Timers)
 	m.readKV(c.Tenant, t.KV)
 }

@@ -83,6 +83,11 @@ type kvPutBody struct {
 	Expect  *small  `json:"expect,omitempty"`
 }
 
+type kvDeleteBody struct {
+	Expect   *small `json:"expect,omitempty"`
+	Required bool   `json:"required,omitempty"`
+}
+
 type timerOp struct {
 	Op        timerVerb `json:"op"`
 	Queue     name      `json:"queue"`
@@ -137,47 +142,125 @@ type (
 
 func oneOf(c gofuzz.Continue, from ...string) string { return from[c.Intn(len(from))] }
 
-// builder fills bodies from one seed.
+// mostly gives good, and now and then bad.
+func mostly(c gofuzz.Continue, good, bad string) string {
+	if c.Intn(25) == 0 {
+		return bad
+	}
+	return good
+}
+
+// builder fills bodies from one seed: mostly good ones.
 func builder(seed int64) *gofuzz.Fuzzer {
-	return gofuzz.NewWithSeed(seed).NilChance(0.4).NumElements(0, 4).Funcs(
+	return gofuzz.NewWithSeed(seed).NilChance(0.4).NumElements(1, 4).Funcs(
 		func(v *name, c gofuzz.Continue) {
-			*v = name(oneOf(c, "q", "r", "a.b.c", "ü/\x00🐘", c.RandString()))
+			*v = name(mostly(c, oneOf(c, "q", "r", "a.b.c", "ü/\x00🐘"), c.RandString()))
 		},
-		func(v *id, c gofuzz.Continue) { *v = id("m" + strconv.Itoa(c.Intn(20))) },
+		func(v *id, c gofuzz.Continue) { *v = id("m" + strconv.Itoa(c.Intn(40))) },
 		func(v *group, c gofuzz.Continue) { *v = group(oneOf(c, "g", "__QUEUE_MODE__", "h")) },
 		func(v *lease, c gofuzz.Continue) {
-			*v = lease(oneOf(c, "", "019a2f40-6c11-7aa0-9d52-3b7e90c1f204", c.RandString()))
+			*v = lease(oneOf(c, "", "", "019a2f40-6c11-7aa0-9d52-3b7e90c1f204", c.RandString()))
 		},
-		func(v *digits, c gofuzz.Continue) { *v = digits(oneOf(c, "1", "2", "3", "99", "x")) },
+		func(v *digits, c gofuzz.Continue) { *v = digits(mostly(c, oneOf(c, "1", "1", "2"), "x")) },
 		func(v *status, c gofuzz.Continue) {
 			*v = status(oneOf(c, "completed", "failed", "retry", "dlq", "what"))
 		},
-		func(v *opType, c gofuzz.Continue) { *v = opType(oneOf(c, "ack", "push", "push", "push", "kv")) },
-		func(v *kvVerb, c gofuzz.Continue) {
-			*v = kvVerb(oneOf(c, "get", "getMany", "getPrefix", "put", "putIfAbsent", "delete", "incr", "check"))
-		},
-		func(v *timerVerb, c gofuzz.Continue) { *v = timerVerb(oneOf(c, "schedule", "reschedule", "cancel")) },
-		func(v *ns, c gofuzz.Continue) { *v = ns(oneOf(c, "t", "u", "Bad")) },
-		func(v *key, c gofuzz.Continue) { *v = key("k" + strconv.Itoa(c.Intn(20))) },
+		func(v *ns, c gofuzz.Continue) { *v = ns(mostly(c, oneOf(c, "t", "u"), "Bad")) },
+		func(v *key, c gofuzz.Continue) { *v = key("k" + strconv.Itoa(c.Intn(200))) },
 		func(v *text, c gofuzz.Continue) { *v = text(c.RandString()) },
 		func(v *base64ed, c gofuzz.Continue) {
 			*v = base64ed(base64.StdEncoding.EncodeToString([]byte(`{"n":` + strconv.Itoa(c.Intn(9)) + `}`)))
 		},
-		func(v *small, c gofuzz.Continue) { *v = small(c.Intn(100) - 10) },
+		func(v *small, c gofuzz.Continue) { *v = small(c.Intn(1000)) },
 		func(v *payload, c gofuzz.Continue) {
 			v.RawMessage = json.RawMessage(oneOf(c, `null`, `{"a":1}`, `[1,2]`, `"s"`, `12345678901234567890`, `1.50`))
 		},
-		func(v *map[string]any, c gofuzz.Continue) {
-			*v = map[string]any{oneOf(c, "leaseTime", "retryLimit", "dedupWindowSeconds", "windowBuffer", "colour"): c.Intn(50) - 5}
-		},
-		func(v *kvOp, c gofuzz.Continue) {
-			c.FuzzNoCustom(v)
-			if c.Intn(2) == 0 { // what most clients send
-				k := key("k" + strconv.Itoa(c.Intn(20)))
-				v.Key, v.Keys, v.Prefix, v.Expect, v.TTL, v.Forever = &k, nil, nil, nil, nil, true
-			}
-		},
+		fillOperation, fillKVOp, fillTimerOp, fillPosition, fillConfigure, fillKVPut,
 	)
+}
+
+func fillOperation(v *operation, c gofuzz.Continue) {
+	v.Type = opType(mostly(c, oneOf(c, "ack", "push", "push"), "kv"))
+	if v.Type == "ack" {
+		c.Fuzz(&v.ackItem)
+		return
+	}
+	if c.Intn(2) == 0 {
+		c.Fuzz(&v.Items)
+		return
+	}
+	v.Queue, v.Payload = new(name), new(payload)
+	c.Fuzz(v.Queue)
+	c.Fuzz(v.Payload)
+}
+
+func fillKVOp(v *kvOp, c gofuzz.Continue) {
+	if c.Intn(10) == 0 {
+		c.FuzzNoCustom(v)
+		return
+	}
+	v.Op = kvVerb(oneOf(c, "get", "getMany", "getPrefix", "put", "putIfAbsent", "delete", "incr", "check"))
+	c.Fuzz(&v.NS)
+	k := new(key)
+	c.Fuzz(k)
+	v.Required = c.Intn(4) == 0
+	switch v.Op {
+	case "getMany":
+		c.Fuzz(&v.Keys)
+	case "getPrefix":
+		v.Prefix = k
+		c.Fuzz(&v.Limit)
+	case "put", "putIfAbsent":
+		v.Key, v.Value, v.Forever = k, new(payload), true
+		c.Fuzz(v.Value)
+	case "incr":
+		v.Key, v.Delta, v.Forever = k, new(small), true
+		c.Fuzz(v.Delta)
+		c.Fuzz(&v.Max)
+	case "check":
+		v.Key, v.Expect = k, new(small)
+	default:
+		v.Key = k
+	}
+}
+
+func fillTimerOp(v *timerOp, c gofuzz.Continue) {
+	if c.Intn(10) == 0 {
+		c.FuzzNoCustom(v)
+		return
+	}
+	v.Op = timerVerb(oneOf(c, "schedule", "reschedule", "cancel"))
+	c.Fuzz(&v.Queue)
+	c.Fuzz(&v.Key)
+	c.Fuzz(&v.Txn)
+	if v.Op != "cancel" {
+		v.DelayMs, v.Payload = new(small), new(base64ed)
+		*v.DelayMs = small(60_000 + c.Intn(1000))
+		c.Fuzz(v.Payload)
+	}
+}
+
+func fillPosition(v *position, c gofuzz.Continue) {
+	v.Queue = name(mostly(c, "q", "none"))
+	v.Group = group(oneOf(c, "g", "h"))
+	c.Fuzz(&v.Partition)
+	c.Fuzz(&v.Offset)
+}
+
+func fillConfigure(v *configureBody, c gofuzz.Continue) {
+	c.Fuzz(&v.Queue)
+	v.Mode = mostly(c, oneOf(c, "", "merge", "replace"), "Merge")
+	v.Options = map[string]any{
+		oneOf(c, "leaseTime", "retryLimit", "dedupWindowSeconds", "windowBuffer", "colour"): c.Intn(50) - 5,
+	}
+}
+
+func fillKVPut(v *kvPutBody, c gofuzz.Continue) {
+	c.Fuzz(&v.Value)
+	v.Forever = true
+	if c.Intn(4) == 0 {
+		c.Fuzz(&v.Expect)
+	}
 }
 
 // route is one route that takes a body.
@@ -199,7 +282,7 @@ var routes = []route{
 	{"POST", "/api/v1/transaction", filled[transactionBody]},
 	{"POST", "/api/v1/kv", filled[kvBody]},
 	{"PUT", "/api/v1/kv/t/k1", filled[kvPutBody]},
-	{"DELETE", "/api/v1/kv/t/k1", filled[kvPutBody]},
+	{"DELETE", "/api/v1/kv/t/k1", filled[kvDeleteBody]},
 	{"POST", "/api/v1/timers", filled[timersBody]},
 	{"POST", "/api/v1/configure", filled[configureBody]},
 	{"POST", "/api/v1/lease/019a2f40-6c11-7aa0-9d52-3b7e90c1f204/extend", filled[extendBody]},

@@ -128,7 +128,7 @@ func (p *tablePair) hasFloor(partition, from uint64) (bool, error) {
 // ok is false when the pair has nothing of the partition for sure.
 func (p *tablePair) seek(partition, from uint64) (c appendCursor, ok bool, err error) {
 	s := p.idx.section(sectionAppends)
-	if ok, err = p.idx.mayHold(s, partition); !ok || err != nil {
+	if ok, err = p.idx.mayHold(s, spreadKey(partition)); !ok || err != nil {
 		return c, false, err
 	}
 	if c, err = p.idx.seekAppend(partition, from); err != nil {
@@ -219,7 +219,7 @@ func (x *LogIndex) findTimeMemory(partition uint64, t int64) (l *tableList, offs
 // rise with offsets, so the sparse index narrows it down to one block.
 func (p *tablePair) findTime(partition uint64, t int64) (offset uint64, ok bool, err error) {
 	s := p.idx.section(sectionAppends)
-	if ok, err := p.idx.mayHold(s, partition); !ok || err != nil {
+	if ok, err := p.idx.mayHold(s, spreadKey(partition)); !ok || err != nil {
 		return 0, false, err
 	}
 	sparse, err := p.idx.sparse(s)

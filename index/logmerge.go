@@ -1,12 +1,8 @@
 package index
 
 import (
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
-
-	"queen/internal/vfs"
 )
 
 const (
@@ -117,108 +113,48 @@ func mergeGroup(l *tableList, run []*tablePair, unsealed []uint64) (group []*tab
 	return group
 }
 
-// entryReader reads the entries of one section front to back, past the cache.
-type entryReader[T any] struct {
-	pair   *tablePair
-	t      *table
-	blocks []sparseEntry // not yet read
-	decode func([]byte) ([]T, error)
-	alive  func(*T) bool
-	queue  []T // decoded, not yet taken
-}
-
-func newEntryReader[T any](p *tablePair, t *table, typ uint32, decode func([]byte) ([]T, error), alive func(*T) bool) (*entryReader[T], error) {
-	s := t.section(typ)
-	b, err := t.part(s.sparsePos, int(s.blocks)*sparseEntrySize, "sparse index")
-	if err != nil {
-		return nil, &sourceError{p, err}
+// mergeEntries calls add for the entries of all readers, rising by key.
+func mergeEntries[T any](readers []*entryReader[T], key func(*T) (hi, lo uint64), add func(T)) error {
+	type head struct {
+		hi, lo uint64
+		r      *entryReader[T]
 	}
-	blocks, err := parseSparse(b, s.blocksPos, s.sparsePos)
-	if err != nil {
-		return nil, &sourceError{p, corruptValue(t.name, s.sparsePos, "sparse index", "what was written", err)}
-	}
-	r := &entryReader[T]{pair: p, t: t, blocks: blocks, decode: decode, alive: alive}
-	return r, r.fill()
-}
-
-// head is the next entry; nil: there is none.
-func (r *entryReader[T]) head() *T {
-	if len(r.queue) == 0 {
-		return nil
-	}
-	return &r.queue[0]
-}
-
-func (r *entryReader[T]) take() error {
-	r.queue = r.queue[1:]
-	return r.fill()
-}
-
-// fill reads on until there is a live entry, or the section ends.
-func (r *entryReader[T]) fill() error {
-	for {
-		for len(r.queue) > 0 && !r.alive(&r.queue[0]) {
-			r.queue = r.queue[1:]
-		}
-		if len(r.queue) > 0 || len(r.blocks) == 0 {
-			return nil
-		}
-		if err := r.read(); err != nil {
-			return &sourceError{r.pair, err}
+	less := func(a, b *head) bool { return a.hi < b.hi || a.hi == b.hi && a.lo < b.lo }
+	var heads []head
+	for _, r := range readers {
+		if e := r.head(); e != nil {
+			hi, lo := key(e)
+			heads = append(heads, head{hi, lo, r})
 		}
 	}
-}
-
-// read decodes the next blocks, as many as one read of tableFlush bytes takes.
-func (r *entryReader[T]) read() error {
-	n, size := 0, 0
-	for ; n < len(r.blocks) && (n == 0 || size+int(r.blocks[n].size) <= tableFlush); n++ {
-		size += int(r.blocks[n].size)
-	}
-	pos := r.blocks[0].pos
-	f, err := r.t.cache.file(r.t.id, func() (vfs.File, error) { return r.t.fs.Open(r.t.name) })
-	if err != nil {
-		return fmt.Errorf("open table %s: %w", r.t.name, err)
-	}
-	b, err := readPart(f.f, r.t.name, pos, size)
-	r.t.cache.release(f)
-	if err != nil {
-		return err
-	}
-	r.queue = nil
-	for _, e := range r.blocks[:n] {
-		body := b[e.pos-pos:][:e.size-sumSize]
-		want := binary.LittleEndian.Uint64(b[e.pos-pos+int64(len(body)):])
-		if sum := placedSum(body, e.pos); sum != want {
-			return corruptSum(r.t.name, e.pos, "block", want, sum)
-		}
-		entries, err := r.decode(body)
-		if err != nil {
-			return corruptValue(r.t.name, e.pos, "block", "what was written", err)
-		}
-		r.queue = append(r.queue, entries...)
-	}
-	r.blocks = r.blocks[n:]
-	return nil
-}
-
-// mergeEntries calls add for the entries of all readers in order.
-func mergeEntries[T any](readers []*entryReader[T], compare func(a, b *T) int, add func(T)) error {
-	for {
-		var best *entryReader[T]
-		for _, r := range readers {
-			if h := r.head(); h != nil && (best == nil || compare(h, best.head()) < 0) {
-				best = r
+	for len(heads) > 0 {
+		best := 0
+		var second *head
+		for i := 1; i < len(heads); i++ {
+			if less(&heads[i], &heads[best]) {
+				second, best = &heads[best], i
+			} else if second == nil || less(&heads[i], second) {
+				second = &heads[i]
 			}
 		}
-		if best == nil {
-			return nil
-		}
-		add(*best.head())
-		if err := best.take(); err != nil {
-			return err
+		// Entries of one source often follow one another.
+		h := &heads[best]
+		for {
+			add(*h.r.head())
+			if err := h.r.take(); err != nil {
+				return err
+			}
+			e := h.r.head()
+			if e == nil {
+				heads = slices.Delete(heads, best, best+1)
+				break
+			}
+			if h.hi, h.lo = key(e); second != nil && less(second, h) {
+				break
+			}
 		}
 	}
+	return nil
 }
 
 func (x *LogIndex) mergeIdx(w *tableWriter, sources []*tablePair) error {
@@ -226,11 +162,11 @@ func (x *LogIndex) mergeIdx(w *tableWriter, sources []*tablePair) error {
 	var values []*entryReader[valueRef]
 	var nAppends, nValues, keys uint64
 	for _, p := range sources {
-		a, err := newEntryReader(p, p.idx, sectionAppends, decodeAppends, func(r *AppendRef) bool { return !p.isDead(r.Seq) })
+		a, err := newEntryReader(p, p.idx, sectionAppends, decodeAppends, func(r AppendRef) bool { return p.isDead(r.Seq) })
 		if err != nil {
 			return err
 		}
-		v, err := newEntryReader(p, p.idx, sectionValues, decodeValues, func(v *valueRef) bool { return !p.isDead(v.seq) })
+		v, err := newEntryReader(p, p.idx, sectionValues, decodeValues, func(v valueRef) bool { return p.isDead(v.seq) })
 		if err != nil {
 			return err
 		}
@@ -240,18 +176,14 @@ func (x *LogIndex) mergeIdx(w *tableWriter, sources []*tablePair) error {
 		keys += p.idx.section(sectionAppends).keys
 	}
 	w.begin(sectionAppends, nAppends, keys)
-	err := mergeEntries(appends, func(a, b *AppendRef) int {
-		if a.Partition != b.Partition {
-			return compareUint(a.Partition, b.Partition)
-		}
-		return compareUint(a.First, b.First)
-	}, w.addAppend)
+	err := mergeEntries(appends, func(r *AppendRef) (uint64, uint64) { return r.Partition, r.First }, w.addAppend)
 	if err != nil {
 		return err
 	}
 	w.end()
 	w.begin(sectionValues, nValues, 0)
-	if err := mergeEntries(values, func(a, b *valueRef) int { return compareUint(a.id, b.id) }, w.addValue); err != nil {
+	err = mergeEntries(values, func(v *valueRef) (uint64, uint64) { return v.id, 0 }, w.addValue)
+	if err != nil {
 		return err
 	}
 	w.end()
@@ -264,7 +196,7 @@ func (x *LogIndex) mergeDedup(w *tableWriter, sources []*tablePair) error {
 	var readers []*entryReader[txnRef]
 	var n uint64
 	for _, p := range sources {
-		r, err := newEntryReader(p, p.dedup, sectionTxns, decodeTxns, func(*txnRef) bool { return true })
+		r, err := newEntryReader(p, p.dedup, sectionTxns, decodeTxns, nil)
 		if err != nil {
 			return err
 		}
@@ -272,14 +204,9 @@ func (x *LogIndex) mergeDedup(w *tableWriter, sources []*tablePair) error {
 		n += p.dedup.section(sectionTxns).entries
 	}
 	w.begin(sectionTxns, n, n)
-	if err := mergeEntries(readers, func(a, b *txnRef) int { return a.compare(*b) }, w.addTxn); err != nil {
+	if err := mergeEntries(readers, func(t *txnRef) (uint64, uint64) { return t.hash, t.offset }, w.addTxn); err != nil {
 		return err
 	}
 	w.end()
 	return w.err
-}
-
-func decodeTxns(b []byte) (out []txnRef, err error) {
-	err = eachTxn(b, func(t txnRef) bool { out = append(out, t); return true })
-	return out, err
 }

@@ -35,7 +35,7 @@ func (x *LogIndex) snapshotHas(p *tablePair) bool {
 func (p *tablePair) verify() error {
 	err := verifySection(p, p.idx, sectionAppends, decodeAppends, func(a, b *AppendRef) bool {
 		return a.Partition < b.Partition || a.Partition == b.Partition && a.First < b.First
-	}, func(r *AppendRef) uint64 { return r.Partition })
+	}, func(r *AppendRef) uint64 { return spreadKey(r.Partition) })
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (p *tablePair) verify() error {
 
 // verifySection checks one section; key, when not nil, is what its filter must
 // know of an entry.
-func verifySection[T any](p *tablePair, t *table, typ uint32, decode func([]byte) ([]T, error), rises func(a, b *T) bool, key func(*T) uint64) error {
+func verifySection[T any](p *tablePair, t *table, typ uint32, decode func([]T, []byte) ([]T, error), rises func(a, b *T) bool, key func(*T) uint64) error {
 	s := t.section(typ)
 	var pages [][]byte
 	for i := range int64(s.filterPages) {
@@ -59,7 +59,7 @@ func verifySection[T any](p *tablePair, t *table, typ uint32, decode func([]byte
 		}
 		pages = append(pages, b)
 	}
-	r, err := newEntryReader(p, t, typ, decode, func(*T) bool { return true })
+	r, err := newEntryReader(p, t, typ, decode, nil)
 	if err != nil {
 		return err
 	}

@@ -140,12 +140,12 @@ func TestOffsetSetAgainstPlainSet(t *testing.T) {
 // chunks, over ranges of any length.
 func TestOffsetSetWideRanges(t *testing.T) {
 	const size = 4 * ChunkOffsets
-	for seed := range uint64(20) {
+	for seed := range uint64(6) {
 		rnd := rand.New(rand.NewPCG(seed, 5))
 		base := seed % 3 * (1<<32 - 2*ChunkOffsets) // chunks around 2^32 too
 		var s OffsetSet
 		plain := make([]bool, size)
-		for range 60 {
+		for range 40 {
 			lo := rnd.Uint64N(size)
 			hi := min(lo+rnd.Uint64N(1<<rnd.IntN(18)), size-1)
 			s.Add(base+lo, base+hi)
@@ -157,7 +157,7 @@ func TestOffsetSetWideRanges(t *testing.T) {
 				s.RemoveThrough(base + through)
 				clear(plain[:through+1])
 			}
-			for range 20 {
+			for range 8 {
 				from := rnd.Uint64N(size)
 				want := from
 				for want < size && plain[want] {

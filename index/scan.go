@@ -104,8 +104,8 @@ func ScanTable(fsys vfs.FS, name string, v TableVisitor) error {
 	return scanSection(t, sectionValues, decodeValues, v.Value != nil, func(e *valueRef) { v.Value(e.id, e.seq, e.pos) })
 }
 
-func scanSection[T any](t *table, typ uint32, decode func([]byte) ([]T, error), wanted bool, visit func(*T)) error {
-	r, err := newEntryReader(nil, t, typ, decode, func(*T) bool { return true })
+func scanSection[T any](t *table, typ uint32, decode func([]T, []byte) ([]T, error), wanted bool, visit func(*T)) error {
+	r, err := newEntryReader(nil, t, typ, decode, nil)
 	if err != nil {
 		return err
 	}

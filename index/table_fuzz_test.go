@@ -83,36 +83,36 @@ func FuzzTableParts(f *testing.F) {
 	f.Add(appendTxnEntry(nil, &txnRef{}, &txnRef{1 << 60, 7}))
 	f.Add(appendValueEntry(nil, &valueRef{}, &valueRef{8, 9, 10}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if refs, err := decodeAppends(b); err == nil {
+		if refs, err := decodeAppends(nil, b); err == nil {
 			var again []byte
 			var prev AppendRef
 			for _, r := range refs {
 				again = appendAppendEntry(again, &prev, &r)
 				prev = r
 			}
-			if back, err := decodeAppends(again); err != nil || !slices.Equal(back, refs) {
+			if back, err := decodeAppends(nil, again); err != nil || !slices.Equal(back, refs) {
 				t.Fatalf("%v, again %v %v", refs, back, err)
 			}
 		}
-		if vs, err := decodeValues(b); err == nil {
+		if vs, err := decodeValues(nil, b); err == nil {
 			var again []byte
 			var prev valueRef
 			for _, v := range vs {
 				again = appendValueEntry(again, &prev, &v)
 				prev = v
 			}
-			if back, err := decodeValues(again); err != nil || !slices.Equal(back, vs) {
+			if back, err := decodeValues(nil, again); err != nil || !slices.Equal(back, vs) {
 				t.Fatalf("%v, again %v %v", vs, back, err)
 			}
 		}
-		if ts, err := decodeTxns(b); err == nil {
+		if ts, err := decodeTxns(nil, b); err == nil {
 			var again []byte
 			var prev txnRef
 			for _, e := range ts {
 				again = appendTxnEntry(again, &prev, &e)
 				prev = e
 			}
-			if back, err := decodeTxns(again); err != nil || !slices.Equal(back, ts) {
+			if back, err := decodeTxns(nil, again); err != nil || !slices.Equal(back, ts) {
 				t.Fatalf("%v, again %v %v", ts, back, err)
 			}
 		}

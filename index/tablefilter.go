@@ -1,5 +1,7 @@
 package index
 
+import "math/bits"
+
 // A filter says for a key that it is surely not in a section, or may be. It is
 // a Bloom filter in lines of 64 bytes: one line holds all bits of a key, so a
 // look-up is one cache miss and, when it has to be read, one page.
@@ -15,7 +17,7 @@ const (
 
 type filterBuilder struct {
 	pages uint32
-	bits  []byte
+	lines []byte
 }
 
 // newFilter makes a filter for up to keys keys; 0 pages for a section that is
@@ -25,7 +27,7 @@ func newFilter(keys, entries uint64) *filterBuilder {
 		return &filterBuilder{}
 	}
 	pages := min((keys*filterBits+filterPageSize*8-1)/(filterPageSize*8), maxFilterPages)
-	return &filterBuilder{pages: uint32(pages), bits: make([]byte, pages*filterPageSize)}
+	return &filterBuilder{pages: uint32(pages), lines: make([]byte, pages*filterPageSize)}
 }
 
 func (f *filterBuilder) add(key uint64) {
@@ -33,20 +35,26 @@ func (f *filterBuilder) add(key uint64) {
 		return
 	}
 	line, probes := filterPlace(key, f.pages)
-	b := f.bits[line*filterLine : (line+1)*filterLine]
+	b := f.lines[line*filterLine : (line+1)*filterLine]
 	for range filterProbes {
 		b[probes&511>>3] |= 1 << (probes & 7)
 		probes >>= 9
 	}
 }
 
-// filterPlace gives a key's line, and its bits in that line, 9 bits each.
+// filterPlace gives a key's line, and its bits in that line, 9 bits each. The
+// line rises with the key: a section of hashes, which is written in their order,
+// fills its filter front to back. Keys are spread evenly: hashes, or spreadKey.
 func filterPlace(key uint64, pages uint32) (line, probes uint64) {
-	key ^= key >> 30
-	key *= 0xBF58476D1CE4E5B9
-	key ^= key >> 27
-	probes = key * 0x94D049BB133111EB
-	return (key >> 32) * uint64(pages) * linesPerPage >> 32, probes >> 7
+	line, _ = bits.Mul64(key, uint64(pages)*linesPerPage)
+	return line, key * 0x94D049BB133111EB >> 10
+}
+
+// spreadKey makes a key of a small number.
+func spreadKey(n uint64) uint64 {
+	n = (n ^ n>>30) * 0xBF58476D1CE4E5B9
+	n = (n ^ n>>27) * 0x94D049BB133111EB
+	return n ^ n>>31
 }
 
 // filterHas looks into the page that holds the line.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
@@ -316,9 +317,11 @@ func numbersIn(b []byte) (n int) {
 
 var errBlock = errors.New("malformed block")
 
-// decodeAppends reads a block of appends. They rise by partition and offset.
-func decodeAppends(b []byte) ([]AppendRef, error) {
-	out := make([]AppendRef, 0, numbersIn(b)/6)
+// decodeAppends appends a block of appends to out. They rise by partition and
+// offset.
+func decodeAppends(out []AppendRef, b []byte) ([]AppendRef, error) {
+	start := len(out)
+	out = slices.Grow(out, numbersIn(b)/6)
 	var prev AppendRef
 	r := blockReader{b: b}
 	for r.more() {
@@ -336,8 +339,8 @@ func decodeAppends(b []byte) ([]AppendRef, error) {
 		e.Count = uint32(count)
 		e.Time += r.varint()
 		rises := e.Partition > prev.Partition || e.Partition == prev.Partition && e.First > prev.First
-		if r.bad || count > 1<<32-1 || len(out) > 0 && !rises {
-			return nil, fmt.Errorf("%w: append %d", errBlock, len(out))
+		if r.bad || count > 1<<32-1 || len(out) > start && !rises {
+			return nil, fmt.Errorf("%w: append %d", errBlock, len(out)-start)
 		}
 		out = append(out, e)
 		prev = e
@@ -345,9 +348,10 @@ func decodeAppends(b []byte) ([]AppendRef, error) {
 	return out, nil
 }
 
-// decodeValues reads a block of values, rising by id.
-func decodeValues(b []byte) ([]valueRef, error) {
-	out := make([]valueRef, 0, numbersIn(b)/3)
+// decodeValues appends a block of values, rising by id, to out.
+func decodeValues(out []valueRef, b []byte) ([]valueRef, error) {
+	start := len(out)
+	out = slices.Grow(out, numbersIn(b)/3)
 	var prev valueRef
 	r := blockReader{b: b}
 	for r.more() {
@@ -355,8 +359,8 @@ func decodeValues(b []byte) ([]valueRef, error) {
 		e.id += r.uvarint()
 		e.seq += uint64(r.varint())
 		e.pos += r.varint()
-		if r.bad || len(out) > 0 && e.id <= prev.id {
-			return nil, fmt.Errorf("%w: value %d", errBlock, len(out))
+		if r.bad || len(out) > start && e.id <= prev.id {
+			return nil, fmt.Errorf("%w: value %d", errBlock, len(out)-start)
 		}
 		out = append(out, e)
 		prev = e
@@ -364,22 +368,21 @@ func decodeValues(b []byte) ([]valueRef, error) {
 	return out, nil
 }
 
-// eachTxn calls fn for the entries of a block of hashes, which rise or stay,
-// until fn returns false.
-func eachTxn(b []byte, fn func(txnRef) bool) error {
-	var prev txnRef
+// decodeTxns appends a block of hashes, which rise or stay, to out.
+func decodeTxns(out []txnRef, b []byte) ([]txnRef, error) {
+	out = slices.Grow(out, numbersIn(b)/2)
+	hash := uint64(0)
 	r := blockReader{b: b}
 	for r.more() {
-		e := txnRef{hash: prev.hash + r.uvarint(), offset: r.uvarint()}
-		if r.bad || e.hash < prev.hash {
-			return fmt.Errorf("%w: hash", errBlock)
+		step := r.uvarint()
+		e := txnRef{hash: hash + step, offset: r.uvarint()}
+		if r.bad || e.hash < hash {
+			return nil, fmt.Errorf("%w: hash", errBlock)
 		}
-		if !fn(e) {
-			return nil
-		}
-		prev = e
+		out = append(out, e)
+		hash = e.hash
 	}
-	return nil
+	return out, nil
 }
 
 // sparseEntry is the first entry of a block, and where the block is.

@@ -98,13 +98,18 @@ func (t *table) checkMeta(kind uint32, first, last uint64, metaPos int64) error 
 // was known.
 func readPart(f vfs.File, name string, pos int64, n int) ([]byte, error) {
 	b := make([]byte, n)
-	if m, err := f.ReadAt(b, pos); m < n {
-		if err == nil || errors.Is(err, io.EOF) {
-			return nil, corruptValue(name, pos, "bytes", n, m)
-		}
-		return nil, fmt.Errorf("read table %s pos %d: %w", name, pos, err)
+	return b, readInto(f, name, pos, b)
+}
+
+func readInto(f vfs.File, name string, pos int64, b []byte) error {
+	n, err := f.ReadAt(b, pos)
+	if n == len(b) {
+		return nil
 	}
-	return b, nil
+	if err == nil || errors.Is(err, io.EOF) {
+		return corruptValue(name, pos, "bytes", len(b), n)
+	}
+	return fmt.Errorf("read table %s pos %d: %w", name, pos, err)
 }
 
 // readSummed reads a part of n bytes and the sum behind it.
@@ -180,7 +185,7 @@ func (t *table) mayHold(s *section, key uint64) (bool, error) {
 
 func (t *table) appendBlock(e *sparseEntry) ([]AppendRef, error) {
 	return load(t, e.pos, int(e.size)-sumSize, "block of appends", func(b []byte) ([]AppendRef, int64, error) {
-		out, err := decodeAppends(b)
+		out, err := decodeAppends(nil, b)
 		if err == nil && len(out) == 0 {
 			err = errBlock
 		}
@@ -263,18 +268,16 @@ func (t *table) findTxn(hash uint64) (offsets []uint64, err error) {
 	// Equal hashes may go on over several blocks and start in the middle of one.
 	i := max(sort.Search(len(sparse), func(i int) bool { return sparse[i].a >= hash })-1, 0)
 	for ; i < len(sparse) && sparse[i].a <= hash; i++ {
-		b, err := load(t, sparse[i].pos, int(sparse[i].size)-sumSize, "block of hashes", rawPart)
+		txns, err := load(t, sparse[i].pos, int(sparse[i].size)-sumSize, "block of hashes", func(b []byte) ([]txnRef, int64, error) {
+			out, err := decodeTxns(nil, b)
+			return out, int64(cap(out)) * 16, err
+		})
 		if err != nil {
 			return nil, err
 		}
-		err = eachTxn(b, func(e txnRef) bool {
-			if e.hash == hash {
-				offsets = append(offsets, e.offset)
-			}
-			return e.hash <= hash
-		})
-		if err != nil {
-			return nil, corruptValue(t.name, sparse[i].pos, "block of hashes", "what was written", err)
+		k, _ := slices.BinarySearchFunc(txns, hash, func(e txnRef, hash uint64) int { return compareUint(e.hash, hash) })
+		for ; k < len(txns) && txns[k].hash == hash; k++ {
+			offsets = append(offsets, txns[k].offset)
 		}
 	}
 	return offsets, nil
@@ -292,7 +295,7 @@ func (t *table) findValue(id uint64) (v valueRef, ok bool, err error) {
 		return v, false, nil
 	}
 	vs, err := load(t, sparse[i].pos, int(sparse[i].size)-sumSize, "block of values", func(b []byte) ([]valueRef, int64, error) {
-		out, err := decodeValues(b)
+		out, err := decodeValues(nil, b)
 		return out, int64(cap(out)) * 24, err
 	})
 	if err != nil {

@@ -28,7 +28,7 @@ type tableWriter struct {
 	prevValue  valueRef
 	prevTxn    txnRef
 	hasKey     bool   // an entry was added to the section
-	key        uint64 // its filter key
+	key        uint64 // its partition, id or hash
 	lastFirst  uint64 // its first offset, of appends
 }
 
@@ -60,7 +60,7 @@ func (w *tableWriter) end() {
 	w.buf = appendSparse(w.buf, w.sparse)
 	w.closePart(at)
 	s.filterPos, s.filterPages = w.pos, w.filter.pages
-	for b := w.filter.bits; len(b) > 0; b = b[filterPageSize:] {
+	for b := w.filter.lines; len(b) > 0; b = b[filterPageSize:] {
 		at := len(w.buf)
 		w.buf = append(w.buf, b[:filterPageSize]...)
 		w.closePart(at)
@@ -96,10 +96,10 @@ func (w *tableWriter) open(a, b uint64, time int64) {
 	w.prevAppend, w.prevValue, w.prevTxn = AppendRef{}, valueRef{}, txnRef{}
 }
 
-// note ends the block when it is long enough, and tells the filter of key.
-func (w *tableWriter) note(key uint64) {
+// note ends the block when it is long enough, and tells the filter of a new key.
+func (w *tableWriter) note(key, filterKey uint64) {
 	if !w.hasKey || w.key != key {
-		w.filter.add(key)
+		w.filter.add(filterKey)
 		w.hasKey, w.key = true, key
 	}
 	if len(w.buf)-w.block >= blockTarget {
@@ -128,7 +128,7 @@ func (w *tableWriter) addAppend(r AppendRef) {
 	w.open(r.Partition, r.First, r.Time)
 	w.buf = appendAppendEntry(w.buf, &w.prevAppend, &r)
 	w.prevAppend = r
-	w.note(r.Partition)
+	w.note(r.Partition, spreadKey(r.Partition))
 }
 
 func (w *tableWriter) addValue(v valueRef) {
@@ -138,14 +138,14 @@ func (w *tableWriter) addValue(v valueRef) {
 	w.open(v.id, 0, 0)
 	w.buf = appendValueEntry(w.buf, &w.prevValue, &v)
 	w.prevValue = v
-	w.note(v.id)
+	w.note(v.id, 0)
 }
 
 func (w *tableWriter) addTxn(t txnRef) {
 	w.open(t.hash, 0, 0)
 	w.buf = appendTxnEntry(w.buf, &w.prevTxn, &t)
 	w.prevTxn = t
-	w.note(t.hash)
+	w.note(t.hash, t.hash)
 }
 
 // finish writes meta block and footer, and makes the file durable. The handle

@@ -47,7 +47,7 @@ type Config struct {
 	SegmentBytes       int64         // size at which a file rolls; 64 MiB
 	Shards             int           // QUEEN_QLOG_SHARDS; 0: a log for each queue
 	UnsealedMax        int64         // bytes of unsealed files of all logs; 1 GiB
-	OpenFiles          int           // read handles kept open; 256
+	OpenFiles          int           // files kept open: logs and side tables; 512
 	CheckpointBytes    int64         // log bytes after which a checkpoint is taken; 128 MiB
 	CheckpointInterval time.Duration // age at which changes are checkpointed; 60 s
 	TickInterval       time.Duration // raft's tick; 100 ms
@@ -84,7 +84,7 @@ const (
 func (c Config) WithDefaults() Config {
 	setDefault(&c.SegmentBytes, 64<<20)
 	setDefault(&c.UnsealedMax, 1<<30)
-	setDefault(&c.OpenFiles, 256)
+	setDefault(&c.OpenFiles, 512)
 	setDefault(&c.CheckpointBytes, 128<<20)
 	setDefault(&c.CheckpointInterval, time.Minute)
 	setDefault(&c.TickInterval, 100*time.Millisecond)

@@ -29,10 +29,15 @@ type sealer struct {
 	wake chan struct{}
 	quit chan struct{}
 	done chan struct{}
+
+	// The goroutine's own.
+	rolls   uint64 // store.rolls at the last look
+	skipped int    // kicks since
+	waiting bool   // files that have ended and could not be sealed
 }
 
 func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
-	l := &sealer{store: s, cfg: cfg, submit: submit, post: post, fatal: fatal,
+	l := &sealer{store: s, cfg: cfg, submit: submit, post: post, fatal: fatal, waiting: true,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 	go l.run()
 	return l
@@ -72,26 +77,27 @@ func (l *sealer) run() {
 	}
 }
 
-// work seals what can be sealed and asks for the rolls that are due.
+// work asks for the rolls that are due and seals what can be sealed. Where
+// there are thousands of logs a look at each of them costs something, so it
+// looks only when a file has ended since, some could not be sealed yet, or
+// patience is over: damaged tables are met by readers.
 func (l *sealer) work() error {
 	l.rollDue()
+	if rolls := l.store.rolls.Load(); rolls == l.rolls && !l.waiting && l.skipped < maxSkipped {
+		l.skipped++
+		return nil
+	} else {
+		l.rolls, l.skipped, l.waiting = rolls, 0, false
+	}
 	sealed := false
 	for _, q := range l.store.Logs() {
-		for _, f := range q.sealable(l.store.applied.Load()) {
-			select {
-			case <-l.quit:
-				return nil
-			default:
-			}
-			if err := q.seal(f); err != nil {
-				return fmt.Errorf("log q%d file %d: %w", q.ID, f.Seq, err)
-			}
-			sealed = true
+		did, err := l.sealLog(q)
+		if err != nil {
+			return err
 		}
-		for _, seq := range q.Index.Broken() {
-			if err := q.reseal(seq); err != nil {
-				return fmt.Errorf("log q%d file %d: %w", q.ID, seq, err)
-			}
+		sealed = sealed || did
+		if l.quitting() {
+			break
 		}
 	}
 	if sealed {
@@ -100,13 +106,48 @@ func (l *sealer) work() error {
 	return nil
 }
 
+// maxSkipped is how many looks are skipped when nothing seems to have changed:
+// at ten ticks a second one in five seconds is made.
+const maxSkipped = 50
+
+func (l *sealer) quitting() bool {
+	select {
+	case <-l.quit:
+		return true
+	default:
+		return false
+	}
+}
+
+// sealLog seals the files of one log, and makes damaged tables again.
+func (l *sealer) sealLog(q *QueueLog) (sealed bool, err error) {
+	files, rest := q.sealable(l.store.applied.Load())
+	l.waiting = l.waiting || rest
+	for _, f := range files {
+		if l.quitting() {
+			return sealed, nil
+		}
+		if err := q.seal(f); err != nil {
+			return sealed, fmt.Errorf("log q%d file %d: %w", q.ID, f.Seq, err)
+		}
+		l.store.unsealed.Add(-f.Size)
+		sealed = true
+	}
+	for _, seq := range q.Index.Broken() {
+		if err := q.reseal(seq); err != nil {
+			return sealed, fmt.Errorf("log q%d file %d: %w", q.ID, seq, err)
+		}
+	}
+	return sealed, nil
+}
+
 func (l *sealer) rollDue() {
 	l.mu.Lock()
 	before := l.mu.before
 	l.mu.before = 0
 	l.mu.Unlock()
 	ids := l.store.activeBefore(before)
-	if unsealed, _ := l.store.bytes(); unsealed > l.cfg.UnsealedMax {
+	if l.store.unsealed.Load() > l.cfg.UnsealedMax {
 		if id, ok := l.store.oldestActive(); ok {
 			ids = append(ids, id)
 		}
@@ -116,17 +157,21 @@ func (l *sealer) rollDue() {
 	}
 }
 
-// sealable lists the rolled files whose entries are all applied.
-func (q *QueueLog) sealable(applied uint64) []FileInfo {
+// sealable lists the rolled files whose entries are all applied; rest tells
+// whether there are others.
+func (q *QueueLog) sealable(applied uint64) (out []FileInfo, rest bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var out []FileInfo
 	for _, f := range q.mu.files {
-		if !f.Active && !f.Sealed && f.MaxIndex <= applied {
+		switch {
+		case f.Active || f.Sealed:
+		case f.MaxIndex <= applied:
 			out = append(out, f)
+		default:
+			rest = true
 		}
 	}
-	return out
+	return out, rest
 }
 
 // seal writes the side tables of a file.

@@ -28,6 +28,10 @@ type Store struct {
 	tables  *index.TableCache
 	blocks  blockCache
 	applied atomic.Uint64 // newest applied index: what is at or below it never changes
+	// unsealed is about the bytes of unsealed files; rolls counts the files that
+	// have ended. They save the sealer from looking at every log all the time.
+	unsealed atomic.Int64
+	rolls    atomic.Uint64
 
 	mu struct {
 		sync.RWMutex
@@ -100,7 +104,7 @@ type EndMark struct {
 // OpenStore opens every log below dir/log. It creates nothing: a directory
 // that is not there holds no logs.
 func OpenStore(o StoreOptions) (*Store, error) {
-	s := &Store{opt: o, files: segment.NewFileCache(o.OpenFiles), tables: index.NewTableCache(tableCacheBytes, o.OpenFiles)}
+	s := &Store{opt: o, files: segment.NewFileCache(o.OpenFiles * 3 / 4), tables: index.NewTableCache(tableCacheBytes, o.OpenFiles/4)}
 	s.mu.logs = make(map[uint64]*QueueLog)
 	infos, err := listDir(o.FS, s.logDir())
 	if err != nil {
@@ -274,23 +278,26 @@ func (q *QueueLog) fileLocked(seq uint64) *FileInfo {
 
 // noteRecord notes that file seq holds a record of entry index that ends at
 // end; t is the time of an append, or 0. The first record of a file makes it
-// the active one.
-func (q *QueueLog) noteRecord(seq, index uint64, t, end int64) {
+// the active one; ended reports whether another one ended with that, grown by
+// how many bytes the file grew.
+func (q *QueueLog) noteRecord(seq, index uint64, t, end int64) (ended bool, grown int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	f := q.fileLocked(seq)
 	if f == nil {
 		for i := range q.mu.files {
+			ended = ended || q.mu.files[i].Active
 			q.mu.files[i].Active = false
 		}
 		q.mu.files = append(q.mu.files, FileInfo{Seq: seq, Generation: 1, Active: true})
 		f = &q.mu.files[len(q.mu.files)-1]
 	}
 	f.note(index)
-	f.Size = end
+	grown, f.Size = end-f.Size, end
 	if t != 0 {
 		f.noteTime(t)
 	}
+	return ended, grown
 }
 
 // retire notes that the active file takes no more records. It reports whether

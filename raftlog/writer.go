@@ -176,8 +176,12 @@ func (w *logWriter) record(id, at uint64, t int64, fill func([]byte) []byte) (*Q
 	if err != nil {
 		return nil, ref, fmt.Errorf("log q%d: %w", id, err)
 	}
-	q.noteRecord(ref.Seq, at, t, ref.Pos+recordHeader+int64(ref.Len))
+	ended, grown := q.noteRecord(ref.Seq, at, t, ref.Pos+recordHeader+int64(ref.Len))
+	if ended {
+		w.store.rolls.Add(1)
+	}
 	w.written += int(ref.Len) + recordHeader
+	w.store.unsealed.Add(grown)
 	return q, ref, nil
 }
 
@@ -273,6 +277,9 @@ func (s *Store) truncate(q *QueueLog, at EndMark) error {
 		return fmt.Errorf("cut log q%d: %w", q.ID, err)
 	}
 	q.dropped(at)
+	s.blocks.forget(q.ID)
+	unsealed, _ := s.bytes()
+	s.unsealed.Store(unsealed)
 	return nil
 }
 

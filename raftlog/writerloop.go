@@ -202,6 +202,7 @@ func (l *writerLoop) roll(ids []uint64) error {
 			if err := q.Log.Roll(); err != nil {
 				return fmt.Errorf("roll log q%d: %w", id, err)
 			}
+			l.w.store.rolls.Add(1)
 		}
 	}
 	return nil

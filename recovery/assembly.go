@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -13,8 +14,8 @@ import (
 )
 
 // assembly puts one entry together. Its records come log by log, the lowest
-// log last; what is needed later is copied, because a scan's buffer is not
-// kept.
+// log last; what is needed later is copied into a buffer that the next entry
+// uses again, because a scan's buffer is not kept.
 type assembly struct {
 	index   uint64
 	commit  uint64 // a pad's
@@ -22,19 +23,43 @@ type assembly struct {
 	headAt  place
 	hasHead bool
 	copies  []uint64 // logs with a copy
-	entry   entry.Record
+	entry   part     // body of the entry record
 	isEntry bool
-	blocks  map[uint32]block
-	values  map[uint32]entry.Value
+	blocks  []part
+	values  []part
 	spots   []spot
 	first   place
+	buf     []byte
 }
 
-// block is an append block and where it was found.
-type block struct {
-	raw []byte
-	at  place
+// part is a piece of the entry: where it was found, and where its copy is in
+// the assembly's buffer.
+type part struct {
+	ordinal  uint32
+	at       place
+	from, to int
+	id       uint64 // value
+	queue    uint64 // value
 }
+
+// reset makes a ready for the next entry.
+func (a *assembly) reset(index uint64) {
+	*a = assembly{index: index, copies: a.copies[:0], blocks: a.blocks[:0], values: a.values[:0], spots: a.spots[:0], buf: a.buf[:0]}
+	if cap(a.buf) > maxAssemblyKept {
+		a.buf = nil
+	}
+}
+
+// maxAssemblyKept is how large a buffer is kept for the next entry.
+const maxAssemblyKept = 16 << 20
+
+func (a *assembly) copy(b []byte) part {
+	from := len(a.buf)
+	a.buf = append(a.buf, b...)
+	return part{from: from, to: len(a.buf)}
+}
+
+func (a *assembly) bytes(p part) []byte { return a.buf[p.from:p.to] }
 
 // add takes one record.
 func (a *assembly) add(it *item) error {
@@ -45,14 +70,34 @@ func (a *assembly) add(it *item) error {
 	a.spots = append(a.spots, newSpot(it))
 	switch r.Kind {
 	case entry.KindAppend:
-		return a.addBlock(it)
+		p := a.copy(r.Append.Raw)
+		p.ordinal, p.at = r.Ordinal, it.at
+		return a.addPart(&a.blocks, p, "append")
 	case entry.KindValue:
-		return a.addValue(it)
+		p := a.copy(r.Value.Data)
+		p.ordinal, p.at, p.id, p.queue = r.Ordinal, it.at, r.Value.ID, r.Value.Queue
+		return a.addPart(&a.values, p, "value")
 	case entry.KindPad:
 		a.commit = max(a.commit, r.Commit)
 		return nil
 	}
 	return a.addCopy(it)
+}
+
+// addPart takes an append or a value. The same one twice in a log is one; two
+// that differ, or are in two logs, are damage.
+func (a *assembly) addPart(list *[]part, p part, what string) error {
+	i, found := slices.BinarySearchFunc(*list, p, func(x, y part) int { return cmp.Compare(x.ordinal, y.ordinal) })
+	if !found {
+		*list = slices.Insert(*list, i, p)
+		return nil
+	}
+	have := (*list)[i]
+	if have.at.q != p.at.q || have.id != p.id || have.queue != p.queue || !bytes.Equal(a.bytes(have), a.bytes(p)) {
+		return &RefuseError{File: p.at.file(), Pos: p.at.pos, Index: a.index, What: "two different records for one " + what + "; the other is at " + have.at.String(),
+			Expected: "one", Found: fmt.Sprintf("a second one for ordinal %d", p.ordinal)}
+	}
+	return nil
 }
 
 // addCopy takes an entry record or a stub. The copies of an entry agree on
@@ -74,11 +119,7 @@ func (a *assembly) addCopy(it *item) error {
 		a.copies = append(a.copies, it.at.q.ID)
 	}
 	if it.rec.Kind == entry.KindEntry && !a.isEntry {
-		a.isEntry = true
-		var err error
-		if a.entry, err = entry.ParseRecord(bytes.Clone(it.body)); err != nil {
-			return err
-		}
+		a.isEntry, a.entry = true, a.copy(it.body)
 	}
 	return nil
 }
@@ -90,42 +131,6 @@ func (a *assembly) conflict(at place, found string) error {
 
 func describe(h entry.Head) string {
 	return fmt.Sprintf("term %d type %d hash %016x in logs %v", h.Term, h.Type, h.Hash, h.Logs)
-}
-
-func (a *assembly) addBlock(it *item) error {
-	if a.blocks == nil {
-		a.blocks = make(map[uint32]block)
-	}
-	raw := it.rec.Append.Raw
-	if have, ok := a.blocks[it.rec.Ordinal]; ok {
-		if !bytes.Equal(have.raw, raw) || have.at.q != it.at.q {
-			return a.twice(it, "two different records for one append; the other is at "+have.at.String())
-		}
-		return nil
-	}
-	a.blocks[it.rec.Ordinal] = block{bytes.Clone(raw), it.at}
-	return nil
-}
-
-func (a *assembly) addValue(it *item) error {
-	if a.values == nil {
-		a.values = make(map[uint32]entry.Value)
-	}
-	v := it.rec.Value
-	if have, ok := a.values[it.rec.Ordinal]; ok {
-		if have.ID != v.ID || have.Queue != v.Queue || !bytes.Equal(have.Data, v.Data) {
-			return a.twice(it, "two different records for one value")
-		}
-		return nil
-	}
-	v.Data = bytes.Clone(v.Data)
-	a.values[it.rec.Ordinal] = v
-	return nil
-}
-
-func (a *assembly) twice(it *item, what string) error {
-	return &RefuseError{File: it.at.file(), Pos: it.at.pos, Index: a.index, What: what,
-		Expected: "one", Found: fmt.Sprintf("a second one for ordinal %d", it.rec.Ordinal)}
 }
 
 // missing says what is not there of the entry; "" when every copy is.
@@ -162,30 +167,31 @@ func (a *assembly) join() (*pb.Entry, error) {
 	if !a.isEntry {
 		return nil, damaged("every copy is a stub: the entry record is gone", nil)
 	}
-	na, nv := a.entry.Parts()
-	blocks, values := make([][]byte, na), make([]entry.Value, nv)
-	if len(a.blocks) != na || len(a.values) != nv {
+	rec, err := entry.ParseRecord(a.bytes(a.entry))
+	if err != nil {
+		return nil, damaged("the entry record does not parse", err)
+	}
+	na, nv := rec.Parts()
+	if !complete(a.blocks, na) || !complete(a.values, nv) {
 		return nil, damaged(fmt.Sprintf("parts: expected %d appends and %d values, found %d and %d", na, nv, len(a.blocks), len(a.values)), nil)
 	}
-	for i := range blocks {
-		b, ok := a.blocks[uint32(i)]
-		if !ok {
-			return nil, damaged(fmt.Sprintf("append %d is missing", i), nil)
-		}
-		blocks[i] = b.raw
+	blocks, values := make([][]byte, na), make([]entry.Value, nv)
+	for i, p := range a.blocks {
+		blocks[i] = a.bytes(p)
 	}
-	for i := range values {
-		v, ok := a.values[uint32(i)]
-		if !ok {
-			return nil, damaged(fmt.Sprintf("value %d is missing", i), nil)
-		}
-		values[i] = v
+	for i, p := range a.values {
+		values[i] = entry.Value{ID: p.id, Queue: p.queue, Data: a.bytes(p)}
 	}
-	data, err := a.entry.Join(blocks, values)
+	data, err := rec.Join(blocks, values)
 	if err != nil {
 		return nil, damaged("the entry does not fit its parts", err)
 	}
 	return &pb.Entry{Index: new(a.index), Term: new(a.head.Term), Type: pb.EntryType(a.head.Type).Enum(), Data: data}, nil
+}
+
+// complete reports whether parts are those with the ordinals 0 to n-1.
+func complete(parts []part, n int) bool {
+	return len(parts) == n && (n == 0 || parts[n-1].ordinal == uint32(n-1))
 }
 
 // spot is what look-ups and the store learn of a record that stays.

@@ -27,6 +27,8 @@ type image struct {
 
 	cursors heapOfCursors
 	all     []*cursor
+	parts   assembly
+	group   []*cursor
 
 	last    uint64 // newest complete entry; every entry after footer.From up to it is
 	terms   []raftlog.TermRun
@@ -163,8 +165,9 @@ func (m *image) register(it *item, remember bool) error {
 
 // entry puts the next entry together from its records in all logs.
 func (m *image) entry(index uint64) error {
-	a := assembly{index: index}
-	var group []*cursor
+	a := &m.parts
+	a.reset(index)
+	group := m.group[:0]
 	for len(m.cursors) > 0 && m.cursors[0].cur.rec.Index == index {
 		c := m.cursors[0]
 		group = append(group, c)
@@ -185,6 +188,7 @@ func (m *image) entry(index uint64) error {
 	for _, c := range group {
 		c.cutAt = place{}
 	}
+	m.group = group
 	e, err := a.join()
 	if err != nil {
 		return err
@@ -195,7 +199,7 @@ func (m *image) entry(index uint64) error {
 			a.spots[i].index()
 		}
 	}
-	return m.take(e, &a)
+	return m.take(e, a)
 }
 
 // take gives a complete entry to the machine, or keeps it for raft when

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"net/http"
 	"strconv"
 
@@ -92,9 +93,19 @@ func (f *ackFields) item(w *work) fsm.AckItem {
 	it.PartitionID, _ = parsePartition(f.partition)
 	if len(f.lease) > 0 {
 		it.HasLease = true
-		it.LeaseID, _ = parseID(f.lease)
+		it.LeaseID = w.leaseID(f.lease)
 	}
 	return it
+}
+
+// leaseID reads a lease; text that is none reads as the zero id, which matches
+// no lease. The acks of a body mostly name the same one.
+func (w *work) leaseID(text []byte) [16]byte {
+	if !bytes.Equal(text, w.lease.text) {
+		w.lease.text = text
+		w.lease.id, _ = parseID(text)
+	}
+	return w.lease.id
 }
 
 // parsePartition reads a partitionId. isNumber tells whether it has the form
@@ -124,7 +135,7 @@ func groupOrQueueMode(w *work, group []byte) string {
 }
 
 func (s *Server) serveAck(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return
@@ -163,7 +174,7 @@ func (f *ackFields) takeAll(sc *rawjson.Scanner) {
 }
 
 func (s *Server) serveAckBatch(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return

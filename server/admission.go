@@ -42,17 +42,27 @@ func (a *admission) fits(n int64) bool { return a.mu.used == 0 || a.mu.used+n <=
 // acquire takes n bytes, waiting for them if need be, until the hold is over
 // or gone is closed. What was taken is given back with release.
 func (a *admission) acquire(n int64, gone <-chan struct{}) bool {
+	return a.tryAcquire(n) || a.await(n, gone)
+}
+
+func (a *admission) tryAcquire(n int64) bool {
 	if a.limit <= 0 {
 		return true
 	}
 	a.mu.Lock()
-	if len(a.mu.waiting) == 0 && a.fits(n) {
-		a.mu.used += n
-		a.mu.Unlock()
-		return true
+	defer a.mu.Unlock()
+	if len(a.mu.waiting) > 0 || !a.fits(n) {
+		return false
 	}
+	a.mu.used += n
+	return true
+}
+
+func (a *admission) await(n int64, gone <-chan struct{}) bool {
 	w := &admitWaiter{bytes: n, ready: make(chan struct{})}
+	a.mu.Lock()
 	a.mu.waiting = append(a.mu.waiting, w)
+	a.grantLocked() // room may have come since it was asked for
 	a.mu.Unlock()
 
 	// Jitter, so that those refused together do not come back together.
@@ -118,13 +128,18 @@ func (x *exchange) admit(w *work, n int64) bool {
 	if x.s.admission.limit <= 0 || n <= 0 {
 		return true
 	}
-	if !x.s.admission.acquire(n, x.c.Request.Context().Done()) {
+	if !x.s.admission.tryAcquire(n) && !x.awaitAdmission(n) {
 		x.retryAfter(1 + rand.IntN(5))
 		x.fail(http.StatusTooManyRequests, "overloaded", "too many bytes of writes are in flight; nothing was applied")
 		return false
 	}
 	w.admitted += n
 	return true
+}
+
+func (x *exchange) awaitAdmission(n int64) bool {
+	x.held = true
+	return x.s.admission.await(n, x.c.Request.Context().Done())
 }
 
 // readGrowing admits and reads the body of a write that grows storage. A body

@@ -192,7 +192,7 @@ func sinkName(s string) bool {
 }
 
 func (s *Server) serveConfigure(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return

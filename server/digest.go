@@ -7,3 +7,11 @@ func (b *Broker) Digest() (digest, commit uint64, err error) {
 	err = b.group.Do(func() { digest = b.machine.Digest() })
 	return digest, b.group.Status().Commit, err
 }
+
+// Preparing is the number of calls that something is looked up for, off the
+// loop.
+func (b *Broker) Preparing() int {
+	b.machine.preparing.Lock()
+	defer b.machine.preparing.Unlock()
+	return len(b.machine.preparing.calls)
+}

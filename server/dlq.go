@@ -127,7 +127,7 @@ func (s *Server) serveDLQPurge(x *exchange) {
 		x.fail(http.StatusBadRequest, "bad_request", "queue is required")
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	call := &fsm.PurgeDeadLetters{Queue: f.Queue, Group: f.Group, AnyGroup: f.Group == ""}
 	if err := s.run(w, call, 128, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
 		s.ended(w, err)
@@ -194,7 +194,7 @@ func destination(w *work) (queue, partition, bad string) {
 
 func (s *Server) serveDLQReplay(x *exchange) {
 	text, _ := x.param("id")
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return
@@ -245,7 +245,7 @@ func (s *Server) serveMessageRetry(x *exchange) {
 	case !found:
 		x.replayGone(false)
 	default:
-		s.replay(x, s.getWork(x.tenant), &fsm.ReplayDeadLetter{ID: letter}, false)
+		s.replay(x, s.getWork(x), &fsm.ReplayDeadLetter{ID: letter}, false)
 	}
 }
 

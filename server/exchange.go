@@ -28,6 +28,7 @@ type exchange struct {
 	id     string
 	out    []byte // the answer's body
 	parked bool   // a pop that may wait: being slow is its job
+	held   bool   // it waited for admission
 
 	// Values of header lines, kept here so that setting them allocates nothing.
 	idLine, lengthLine [1]string
@@ -57,7 +58,7 @@ type route struct {
 func (s *Server) serve(rt *route) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		x := exchangePool.Get().(*exchange)
-		x.s, x.c, x.rt, x.start, x.parked = s, c, rt, s.cfg.Clock(), false
+		x.s, x.c, x.rt, x.start, x.parked, x.held = s, c, rt, s.cfg.Clock(), false, false
 		defer x.recover()
 		x.takeID()
 		if x.takeTenant() {
@@ -171,13 +172,23 @@ var jsonType = []string{"application/json"}
 
 // answer sends what is in out as JSON.
 func (x *exchange) answer(status int) error {
+	x.head(status)
+	return x.send(false)
+}
+
+// deliver is answer for what is lost when it does not arrive: it reports a
+// connection that turns out to be dead.
+func (x *exchange) deliver(status int) error {
+	x.head(status)
+	return x.send(true)
+}
+
+func (x *exchange) head(status int) {
 	h := x.c.Writer.Header()
 	h["Content-Type"] = jsonType
 	x.lengthLine[0] = strconv.Itoa(len(x.out))
 	h["Content-Length"] = x.lengthLine[:]
 	x.c.Writer.WriteHeader(status)
-	_, err := x.c.Writer.Write(x.out)
-	return err
 }
 
 // empty sends a status without any body.
@@ -327,5 +338,8 @@ func (x *exchange) tooLarge(limit int64) {
 
 // remaining is what is left of a deadline that began with the request.
 func (x *exchange) remaining(d time.Duration) time.Duration {
+	if !x.held {
+		return d // so far only its body was read
+	}
 	return d - x.s.cfg.Clock().Sub(x.start)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"queen/fsm"
 	"queen/internal/entry"
@@ -128,7 +129,7 @@ func BenchmarkParseStep10(b *testing.B) {
 		b.Fatal(err)
 	}
 	body := stepBody(10)
-	w := s.getWork(defaultTenant)
+	w := s.getWork(&exchange{tenant: defaultTenant, start: time.Now()})
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	report := cpuTime(b)
@@ -148,7 +149,7 @@ func BenchmarkRenderStep10(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	w := s.getWork(defaultTenant)
+	w := s.getWork(&exchange{tenant: defaultTenant, start: time.Now()})
 	w.body = append(w.body[:0], stepBody(10)...)
 	if p := s.parseTransaction(w); p != nil {
 		b.Fatal(p)

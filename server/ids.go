@@ -36,8 +36,11 @@ func newIDSource(clock func() time.Time, seed io.Reader) (*idSource, error) {
 }
 
 // mint returns a new id.
-func (s *idSource) mint() (id [16]byte) {
-	now := uint64(s.clock().UnixMilli())
+func (s *idSource) mint() [16]byte { return s.mintAt(s.clock()) }
+
+// mintAt is mint by a clock that was read a moment ago.
+func (s *idSource) mintAt(at time.Time) (id [16]byte) {
+	now := uint64(at.UnixMilli())
 	s.mu.Lock()
 	if now > s.mu.millis {
 		s.mu.millis, s.mu.count = now, s.mu.random.Uint64()&0x3ff
@@ -61,7 +64,7 @@ func parseID[T string | []byte](text T) (id [16]byte, ok bool) {
 		if text[i] == '-' {
 			i++
 		}
-		hi, lo := hexValue(text[i]), hexValue(text[i+1])
+		hi, lo := hexValues[text[i]], hexValues[text[i+1]]
 		if hi|lo > 15 {
 			return id, false
 		}
@@ -71,18 +74,19 @@ func parseID[T string | []byte](text T) (id [16]byte, ok bool) {
 	return id, true
 }
 
-func hexValue(c byte) byte {
-	switch {
-	case c >= '0' && c <= '9':
-		return c - '0'
-	case c >= 'a' && c <= 'f':
-		return c - 'a' + 10
-	case c >= 'A' && c <= 'F':
-		return c - 'A' + 10
-	default:
-		return 0xff
+// hexValues is the value of each hex digit, and 0xff for what is none.
+var hexValues = func() (t [256]byte) {
+	for i := range t {
+		t[i] = 0xff
 	}
-}
+	for i := range byte(10) {
+		t['0'+i] = i
+	}
+	for i := range byte(6) {
+		t['a'+i], t['A'+i] = 10+i, 10+i
+	}
+	return t
+}()
 
 // appendID appends an id as a JSON string.
 func appendID(dst []byte, id [16]byte) []byte {

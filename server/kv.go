@@ -14,7 +14,7 @@ func (s *Server) kvRules() kvRules {
 }
 
 func (s *Server) serveKV(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return

@@ -28,7 +28,7 @@ func (s *Server) kvPath(x *exchange, kind fsm.KVOpKind) {
 		x.failKV(badKV("kv_bad_key", badPathName))
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if kind != fsm.KVGet && !x.readBody(w) {
 		s.putWork(w)
 		return

@@ -16,7 +16,7 @@ func (s *Server) serveExtend(x *exchange) {
 		x.fail(http.StatusBadRequest, "bad_request", badPathName)
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return

@@ -8,6 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"queen/fsm"
+	"queen/index"
 	"queen/internal/entry"
 	"queen/server/rawjson"
 )
@@ -58,7 +59,7 @@ func (s *Server) servePopDiscovery(x *exchange) {
 		return
 	}
 	p.wait, p.autopilot = false, false
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	w.pop.Namespace, w.pop.MatchNamespace = p.namespace, p.hasNamespace
 	w.pop.Task, w.pop.MatchTask = p.task, p.hasTask
 	s.popWith(x, w, &p)
@@ -83,7 +84,7 @@ func (s *Server) pop(x *exchange, p *popParams, queue, partition string) {
 		x.fail(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	w.pop.Queue = w.name([]byte(queue))
 	if partition != "" {
 		w.pop.Partition = w.name([]byte(partition))
@@ -116,7 +117,7 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
 		pop.Worker = worker
 	}
-	pop.LeaseID = s.ids.mint()
+	pop.LeaseID = s.ids.mintAt(x.start)
 	deadline := s.cfg.Limits.PopTimeout
 	if p.wait {
 		deadline = s.waitTime(p)
@@ -129,6 +130,11 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 	report := p.autopilotReport(pop)
 	if err := s.run(w, pop, 256, x.remaining(deadline), x.c.Request.Context().Done()); err != nil {
 		s.ended(w, err)
+		if err == errTimeout && p.wait && s.engine.Status().Reason == "" {
+			// The planner was late with its own word that nothing came.
+			x.empty(http.StatusNoContent)
+			return
+		}
 		x.undecided(err)
 		return
 	}
@@ -179,7 +185,7 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 		x.empty(statusClientGone)
 		return
 	}
-	out, n, err := s.appendPop(x.out[:0], pop, report)
+	out, n, err := s.appendPop(x.out[:0], w, report)
 	x.out = out
 	if err != nil {
 		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
@@ -194,7 +200,7 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 		return
 	}
 	s.metrics.popped.Add(int64(n))
-	if err := x.answer(http.StatusOK); err != nil || x.flush() != nil {
+	if x.deliver(http.StatusOK) != nil {
 		s.handBackLater(x.tenant, w)
 		return
 	}
@@ -220,7 +226,9 @@ func (s *Server) handBackLater(tenant string, w *work) {
 }
 
 // appendPop appends the answer of a pop and counts its messages.
-func (s *Server) appendPop(dst []byte, pop *fsm.Pop, report [2]int) (out []byte, n int, err error) {
+func (s *Server) appendPop(dst []byte, w *work, report [2]int) (out []byte, n int, err error) {
+	pop, d := &w.pop, &w.delivery
+	d.s = s
 	lease := ""
 	if !pop.CommitOnDelivery {
 		lease = textOfID(pop.LeaseID)
@@ -240,12 +248,12 @@ func (s *Server) appendPop(dst []byte, pop *fsm.Pop, report [2]int) (out []byte,
 	dst = rawjson.AppendString(dst, pop.Group)
 	dst = append(dst, `,"messages":[`...)
 	for _, c := range pop.Claims {
-		var found int
-		var err error
-		if dst, found, err = s.appendClaim(dst, pop, c, lease); err != nil {
+		d.dst = dst
+		err := d.appendClaim(pop, c, lease)
+		if dst = d.dst; err != nil {
 			return dst, 0, err
 		}
-		if n += found; found > 0 {
+		if n += d.found; d.found > 0 {
 			dst = append(dst, ',')
 		}
 	}
@@ -280,50 +288,75 @@ func appendExpiry(dst []byte, micros int64) []byte {
 	return rawjson.AppendMicros(dst, micros)
 }
 
+// delivery is the rendering of claims: what one message after the other adds
+// to. It lives in a work, so that a pop allocates little.
+type delivery struct {
+	s       *Server
+	dst     []byte
+	tail    []byte // end of every message object of the claim
+	settled []index.Range
+	items   []fsm.BatchItem
+	ids     []byte // transactionIds of the claim, back to back
+	ends    []int  // where each of them ends
+	found   int
+	take    func(offset uint64, micros int64, m *entry.Message) error // d.message
+}
+
+func (d *delivery) reset() {
+	*d = delivery{dst: nil, tail: d.tail[:0], ids: d.ids[:0], ends: d.ends[:0], take: d.take}
+	if cap(d.ids) > maxPooled || cap(d.ends) > maxPooled {
+		d.ids, d.ends = nil, nil
+	}
+}
+
+// message appends one message, unless it is settled already.
+func (d *delivery) message(offset uint64, micros int64, m *entry.Message) (err error) {
+	for len(d.settled) > 0 && d.settled[0].Hi < offset {
+		d.settled = d.settled[1:]
+	}
+	if len(d.settled) > 0 && d.settled[0].Lo <= offset {
+		return nil
+	}
+	if d.found++; d.found > 1 {
+		d.dst = append(d.dst, ',')
+	}
+	from := len(d.ids)
+	d.ids = m.AppendTxn(d.ids)
+	d.ends = append(d.ends, len(d.ids))
+	if d.items != nil {
+		d.items = append(d.items, fsm.BatchItem{Offset: offset, Hash: xxhash.Sum64(d.ids[from:])})
+	}
+	d.dst, err = d.s.appendMessage(d.dst, d.ids[from:], offset, micros, m)
+	d.dst = append(d.dst, d.tail...)
+	return err
+}
+
 // appendClaim appends the messages of one claim, comma-separated, and leaves
 // their transactionIds with the claim, so that acks need no look-up.
-func (s *Server) appendClaim(dst []byte, pop *fsm.Pop, c *fsm.Claim, lease string) (out []byte, found int, err error) {
-	tail := s.claimTail(pop, c, lease)
-	items := make([]fsm.BatchItem, 0, c.Count)
-	// One string holds all ids; each item is a part of it.
-	var ids []byte
-	ends := make([]int, 0, c.Count)
-	settled := c.Settled
-	err = s.engine.Reader().ReadMessages(c.QueueID, c.PartitionID, c.From, c.To,
-		func(offset uint64, micros int64, m *entry.Message) (err error) {
-			for len(settled) > 0 && settled[0].Hi < offset {
-				settled = settled[1:]
-			}
-			if len(settled) > 0 && settled[0].Lo <= offset {
-				return nil
-			}
-			if found++; found > 1 {
-				dst = append(dst, ',')
-			}
-			from := len(ids)
-			ids = m.AppendTxn(ids)
-			ends = append(ends, len(ids))
-			items = append(items, fsm.BatchItem{Offset: offset, Hash: xxhash.Sum64(ids[from:])})
-			dst, err = s.appendMessage(dst, ids[from:], offset, micros, m)
-			dst = append(dst, tail...)
-			return err
-		})
-	if err != nil {
-		return dst, 0, &claimError{c, found, err}
-	}
-	if found != c.Count {
-		// Retention or the removal of the queue was faster than this read.
-		s.log.Warn("a claim delivers less than it covers", "queue", c.Queue, "partition", c.Partition,
-			"from", c.From, "to", c.To, "expected", c.Count, "found", found)
-	}
+func (d *delivery) appendClaim(pop *fsm.Pop, c *fsm.Claim, lease string) error {
+	d.tail = appendClaimTail(d.tail[:0], pop, c, lease)
+	d.settled, d.found, d.ids, d.ends, d.items = c.Settled, 0, d.ids[:0], d.ends[:0], nil
 	if c.Batch != nil {
-		all, from := string(ids), 0
-		for i, end := range ends {
-			items[i].Txn, from = all[from:end], end
-		}
-		c.Batch.Store(items)
+		d.items = make([]fsm.BatchItem, 0, c.Count) // the claim keeps it
 	}
-	return dst, found, nil
+	if err := d.s.engine.Reader().ReadMessages(c.QueueID, c.PartitionID, c.From, c.To, d.take); err != nil {
+		return &claimError{c, d.found, err}
+	}
+	if d.found != c.Count {
+		// Retention or the removal of the queue was faster than this read.
+		d.s.log.Warn("a claim delivers less than it covers", "queue", c.Queue, "partition", c.Partition,
+			"from", c.From, "to", c.To, "expected", c.Count, "found", d.found)
+	}
+	if c.Batch == nil {
+		return nil
+	}
+	// One string holds all ids; each item is a part of it.
+	all, from := string(d.ids), 0
+	for i, end := range d.ends {
+		d.items[i].Txn, from = all[from:end], end
+	}
+	c.Batch.Store(d.items)
+	return nil
 }
 
 // claimError says which messages of a claim could not be delivered.
@@ -343,7 +376,7 @@ func (e *claimError) Error() string {
 func (e *claimError) Unwrap() error { return e.err }
 
 // appendMessage appends a message up to its creation time; the rest, which is
-// the same for the whole claim, is claimTail.
+// the same for the whole claim, is the tail.
 func (s *Server) appendMessage(dst, txn []byte, offset uint64, micros int64, m *entry.Message) ([]byte, error) {
 	dst = append(dst, `{"id":`...)
 	dst = appendID(dst, m.ID)
@@ -370,9 +403,8 @@ func (s *Server) appendMessage(dst, txn []byte, offset uint64, micros int64, m *
 	return strconv.AppendUint(dst, offset, 10), nil
 }
 
-// claimTail is the end of every message object of a claim.
-func (s *Server) claimTail(pop *fsm.Pop, c *fsm.Claim, lease string) []byte {
-	dst := make([]byte, 0, 320)
+// appendClaimTail appends the end of every message object of a claim.
+func appendClaimTail(dst []byte, pop *fsm.Pop, c *fsm.Claim, lease string) []byte {
 	dst = append(dst, `,"queue":`...)
 	dst = rawjson.AppendString(dst, c.Queue)
 	dst = append(dst, `,"partitionId":"`...)

@@ -95,7 +95,7 @@ func (s *Server) addItem(w *work, items []fsm.PushItem, f *pushFields, keepTrace
 	if p.status != 0 {
 		return items
 	}
-	it := fsm.PushItem{Queue: w.name(f.queue), Partition: defaultPartition, ID: s.ids.mint(), DupOf: -1}
+	it := fsm.PushItem{Queue: w.name(f.queue), Partition: defaultPartition, ID: s.ids.mintAt(w.at), DupOf: -1}
 	if f.hasPartition {
 		it.Partition = w.name(f.partition)
 	}
@@ -196,7 +196,7 @@ func (s *Server) parseItems(w *work, push *fsm.Push, alias bool, shape, item *pr
 }
 
 func (s *Server) servePush(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if x.storageFull() || !x.readGrowing(w) {
 		s.putWork(w)
 		return

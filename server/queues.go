@@ -238,7 +238,7 @@ func (s *Server) serveQueueDelete(x *exchange) {
 	if !ok {
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	call := &fsm.DeleteQueue{Queue: name}
 	if err := s.run(w, call, 128, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
 		s.ended(w, err)

@@ -77,8 +77,13 @@ func New(cfg Config) (*Server, error) {
 	s.router = s.newRouter()
 	s.http = &http.Server{
 		Handler: s.router,
-		// A client may be silent between requests for long, not inside a header.
+		// A client may be silent for long between requests and while its pop
+		// waits, not inside a request, and has to take its answer.
 		ReadHeaderTimeout: time.Minute,
+		ReadTimeout:       patience,
+		WriteTimeout:      patience,
+		IdleTimeout:       patience,
+		ConnContext:       withConn,
 		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -90,6 +95,10 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// patience is how long a connection may take over one request or answer. It is
+// far above every deadline of a call.
+const patience = 5 * time.Minute
+
 // Handler is the server as an http.Handler, for tests and embedding.
 func (s *Server) Handler() http.Handler { return s.router }
 
@@ -100,6 +109,7 @@ func (s *Server) Metrics() *Observations { return s.metrics.observed }
 // are both empty for plain HTTP. It returns nil after a Shutdown.
 func (s *Server) Serve(l net.Listener, certFile, keyFile string) error {
 	var err error
+	l = corkedListener{l}
 	if certFile != "" {
 		err = s.http.ServeTLS(l, certFile, keyFile)
 	} else {

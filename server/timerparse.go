@@ -166,7 +166,7 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 		return op, &timerProblem{http.StatusForbidden, "timer_horizon_exceeded", "timers_horizon",
 			"delayMs is beyond the horizon", "bad_request", false}
 	}
-	op.DelayMs, op.MessageID = f.delay, s.ids.mint()
+	op.DelayMs, op.MessageID = f.delay, s.ids.mintAt(w.at)
 	payload, p := s.timerPayload(f, r)
 	if p != nil {
 		return op, p

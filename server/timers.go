@@ -17,7 +17,7 @@ func (s *Server) timerRules() timerRules {
 }
 
 func (s *Server) serveTimers(x *exchange) {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if !x.readBody(w) {
 		s.putWork(w)
 		return
@@ -164,7 +164,7 @@ func (s *Server) serveTimerCancel(x *exchange) {
 		x.failTimer(badTimer("timers_bad_op", "the query has an escape that does not parse"))
 		return
 	}
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	op := fsm.TimerOp{Cancel: true, Queue: queue, Partition: defaultPartition, Key: key}
 	if sent != "" {
 		op.Txn = w.keep([]byte(sent))
@@ -184,7 +184,7 @@ func (s *Server) serveTimerCancel(x *exchange) {
 // read runs do on the state, as of everything that was planned before. When it
 // returns false it has answered.
 func (s *Server) read(x *exchange, do func(st *fsm.State)) bool {
-	w := s.getWork(x.tenant)
+	w := s.getWork(x)
 	if err := s.run(w, &fsm.Read{Do: do}, 0, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
 		s.ended(w, err)
 		x.undecided(err)

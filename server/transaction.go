@@ -9,7 +9,11 @@ import (
 )
 
 func (s *Server) serveTransaction(x *exchange) {
-	w := s.getWork(x.tenant)
+	if x.asksDryRun() {
+		s.refuseTxn(x, refuse(http.StatusBadRequest, "bad_request", "dryRun is not in this build; nothing was applied"))
+		return
+	}
+	w := s.getWork(x)
 	if !x.readGrowing(w) {
 		s.putWork(w)
 		return
@@ -43,6 +47,21 @@ func (s *Server) serveTransaction(x *exchange) {
 	}
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
+}
+
+// asksDryRun reports whether the call must not be executed. Until dry runs are
+// here it is refused: doing it for real would be the one wrong answer.
+func (x *exchange) asksDryRun() bool {
+	raw, asks := x.c.Request.URL.RawQuery, false
+	if raw == "" {
+		return false
+	}
+	query(raw, func(name, value string) bool {
+		on, ok := parseFlag(value)
+		asks = asks || name == "dryRun" && (on || !ok)
+		return true
+	})
+	return asks
 }
 
 // txnGrows reports whether the call can make the store larger. One that only

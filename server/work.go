@@ -27,6 +27,13 @@ type work struct {
 	arena []byte // packed messages and what else had to be copied
 	scan  rawjson.Scanner
 	names map[string]string
+	last  [4]string // names that came up last: most bodies repeat a few
+	lease struct {  // the one read last
+		text []byte
+		id   [16]byte
+	}
+	turn int       // which of them is replaced next
+	at   time.Time // when the request came, for its ids
 
 	push     fsm.Push
 	pop      fsm.Pop
@@ -38,6 +45,8 @@ type work struct {
 	leases   [][]byte  // own lease of each ack, as text; empty: none
 	required [][]byte
 	echoes   [][]byte // txn that a timer operation was sent with
+
+	delivery delivery
 
 	admitted int64 // bytes to give back to the admission budget
 }
@@ -53,15 +62,17 @@ var workPool = sync.Pool{New: func() any {
 	w := &work{done: make(chan error, 1), timer: time.NewTimer(time.Hour), names: map[string]string{}}
 	w.timer.Stop()
 	w.call.Done = w.finish
+	w.delivery.take = w.delivery.message
 	return w
 }}
 
 // finish is Call.Done.
 func (w *work) finish(err error) { w.done <- err }
 
-func (s *Server) getWork(tenant string) *work {
+func (s *Server) getWork(x *exchange) *work {
 	w := workPool.Get().(*work)
-	w.call = fsm.Call{Tenant: tenant, Done: w.call.Done}
+	w.at = x.start
+	w.call = fsm.Call{Tenant: x.tenant, Done: w.call.Done}
 	return w
 }
 
@@ -86,6 +97,8 @@ func (w *work) reset() {
 	w.scan.Release(maxPooled)
 	w.push.Items, w.push.Groups = cleared(w.push.Items), cleared(w.push.Groups)
 	w.pop = fsm.Pop{}
+	w.lease.text, w.lease.id = nil, [16]byte{}
+	w.delivery.reset()
 	w.ack.Items = cleared(w.ack.Items)
 	w.txn.Push.Items, w.txn.Push.Groups = cleared(w.txn.Push.Items), cleared(w.txn.Push.Groups)
 	w.txn = fsm.Txn{
@@ -111,6 +124,18 @@ func cleared[T any](v []T) []T {
 // name makes a string of b, the same one for a name that came before: most
 // bodies repeat a few queues, partitions and groups.
 func (w *work) name(b []byte) string {
+	for _, s := range w.last {
+		if s == string(b) {
+			return s
+		}
+	}
+	s := w.lookUpName(b)
+	w.last[w.turn] = s
+	w.turn = (w.turn + 1) % len(w.last)
+	return s
+}
+
+func (w *work) lookUpName(b []byte) string {
 	if s, ok := w.names[string(b)]; ok {
 		return s
 	}

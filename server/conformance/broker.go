@@ -161,20 +161,28 @@ func (b *Broker) Advance(d time.Duration) error {
 	return b.Settle()
 }
 
-// Settle waits until the broker has nothing left to do at this time: the state
-// is the same over several turns of its loop.
+// Settle waits until the broker has nothing left to do at this time: nothing is
+// being looked up, and the state is the same over several turns of its loop.
 func (b *Broker) Settle() error {
-	same := 0
+	deadline := time.Now().Add(patience)
 	last, err := b.State()
-	for same < 3 && err == nil {
+	for same := 0; same < 3 && err == nil; {
+		busy := b.engine.Preparing() > 0
 		if err = b.turn(); err != nil {
 			break
 		}
 		var now State
-		if now, err = b.State(); now != last {
-			last, same = now, -1
+		if now, err = b.State(); now != last || busy {
+			last, same = now, 0
+		} else {
+			same++
 		}
-		same++
+		if busy {
+			time.Sleep(50 * time.Microsecond)
+		}
+		if time.Now().After(deadline) {
+			return errors.New("the broker does not come to rest")
+		}
 	}
 	return err
 }

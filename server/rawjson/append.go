@@ -92,18 +92,33 @@ func appendTime(dst []byte, micros int64, digits int) []byte {
 	year, month, day := civil(micros / microsPerDay)
 	rest := micros % microsPerDay
 	sec, frac := rest/1_000_000, rest%1_000_000
-	dst = append(dst, '"')
-	dst = appendPadded(dst, year, 4)
-	dst = appendPadded(append(dst, '-'), month, 2)
-	dst = appendPadded(append(dst, '-'), day, 2)
-	dst = appendPadded(append(dst, 'T'), sec/3600, 2)
-	dst = appendPadded(append(dst, ':'), sec/60%60, 2)
-	dst = appendPadded(append(dst, ':'), sec%60, 2)
-	if digits == 3 {
-		frac /= 1000
+	var b [30]byte
+	b[0], b[5], b[8], b[11], b[14], b[17], b[20] = '"', '-', '-', 'T', ':', ':', '.'
+	put2(b[1:], year/100)
+	put2(b[3:], year%100)
+	put2(b[6:], month)
+	put2(b[9:], day)
+	put2(b[12:], sec/3600)
+	put2(b[15:], sec/60%60)
+	put2(b[18:], sec%60)
+	put2(b[21:], frac/10_000)
+	put2(b[23:], frac/100%100)
+	put2(b[25:], frac%100)
+	end := 21 + digits
+	b[end], b[end+1] = 'Z', '"'
+	return append(dst, b[:end+2]...)
+}
+
+// pairs holds the two digits of each number below 100.
+var pairs = func() (t [200]byte) {
+	for i := range 100 {
+		t[2*i], t[2*i+1] = byte('0'+i/10), byte('0'+i%10)
 	}
-	dst = appendPadded(append(dst, '.'), frac, digits)
-	return append(dst, 'Z', '"')
+	return t
+}()
+
+func put2(b []byte, n int64) {
+	b[0], b[1] = pairs[2*n], pairs[2*n+1]
 }
 
 // civil turns days since the epoch, not negative, into a date. Years are
@@ -124,13 +139,4 @@ func civil(days int64) (year, month, day int64) {
 		year++
 	}
 	return year, month, day
-}
-
-func appendPadded(dst []byte, n int64, width int) []byte {
-	var b [6]byte
-	for i := width - 1; i >= 0; i-- {
-		b[i] = byte('0' + n%10)
-		n /= 10
-	}
-	return append(dst, b[:width]...)
 }

@@ -119,6 +119,13 @@ func (s *Scanner) End() error {
 }
 
 func (s *Scanner) space() {
+	if s.pos < len(s.data) && s.data[s.pos] > ' ' {
+		return
+	}
+	s.manySpaces()
+}
+
+func (s *Scanner) manySpaces() {
 	for s.pos < len(s.data) {
 		switch s.data[s.pos] {
 		case ' ', '\t', '\n', '\r':
@@ -178,6 +185,10 @@ func (s *Scanner) NextMember() bool { return s.next('}') }
 func (s *Scanner) NextElement() bool { return s.next(']') }
 
 func (s *Scanner) next(shut byte) bool {
+	if d := s.data; s.pos+1 < len(d) && d[s.pos] == ',' && d[s.pos+1] > ' ' {
+		s.pos++ // after an error nothing is left to see here
+		return true
+	}
 	if s.err != nil {
 		return false
 	}
@@ -210,6 +221,10 @@ func (s *Scanner) Key() []byte {
 }
 
 func (s *Scanner) colon() {
+	if d := s.data; s.pos+1 < len(d) && d[s.pos] == ':' && d[s.pos+1] > ' ' {
+		s.pos++
+		return
+	}
 	s.space()
 	if s.pos >= len(s.data) || s.data[s.pos] != ':' {
 		s.fail("colon expected")
