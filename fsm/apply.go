@@ -215,6 +215,11 @@ func (m *Machine) loadSettled(c *cursor, set byte, enc []byte) error {
 	if err != nil {
 		return err
 	}
+	for _, r := range ranges {
+		if r.Hi-r.Lo >= index.ChunkOffsets {
+			return fmt.Errorf("settled offsets %d to %d are more than the %d of a chunk", r.Lo, r.Hi, index.ChunkOffsets)
+		}
+	}
 	if c.sets == nil {
 		c.sets = &settledSets{}
 	}

@@ -101,11 +101,11 @@ func (m *Machine) buildQueue(q *queue) {
 		q.byName[p.name] = p
 		p.letters, p.delay = 0, nil
 		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
-		if q.deleted {
-			continue
-		}
 		for _, c := range p.cursors {
 			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx = nil, nil, false, 0, -1
+			if q.deleted {
+				continue // nothing is due there any more; the sweeper takes it
+			}
 			if l := c.lease; l != nil {
 				c.lease = nil
 				m.setLease(c, l)

@@ -194,7 +194,8 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 }
 
 func (m *Machine) begin(now int64) {
-	m.now = now
+	m.now, m.s.now = now, now
+	m.dedup.Evict(0) // what was sealed before may be over the budget only now
 	m.b.Reset()
 	m.metaWas = m.s.meta
 	m.done, m.instant, m.prepare = nil, nil, nil // their calls are answered later

@@ -627,6 +627,84 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 	}
 }
 
+// nextEvent is when something is due by time alone: a waiting pop's deadline or
+// what it can get then, a timer. 0: nothing.
+func (m *model) nextEvent() int64 {
+	next := int64(0)
+	at := func(t int64) {
+		if next == 0 || t < next {
+			next = t
+		}
+	}
+	for _, t := range m.timers {
+		if !t.flying {
+			at(t.deliver)
+		}
+	}
+	for _, list := range m.orphans {
+		for _, w := range list {
+			at(w.deadline)
+		}
+	}
+	for _, q := range m.queues {
+		for _, g := range q.groups {
+			for _, w := range g.waiters {
+				at(w.deadline)
+				for _, p := range q.order {
+					if t, ok := m.deliverableFrom(g, p); ok && (w.pop.Partition == "" || w.pop.Partition == p.name) {
+						at(t)
+					}
+				}
+			}
+		}
+	}
+	return next
+}
+
+// deliverableFrom is when a partition will deliver something to a group if
+// nothing else happens.
+func (m *model) deliverableFrom(g *mGroup, p *mPart) (t int64, ok bool) {
+	c := p.cursors[g.name]
+	if c == nil {
+		floor, ok := g.starts(p)
+		if !ok {
+			return 0, false
+		}
+		c = newMCursor(floor)
+	}
+	for i := c.floor + 1; i < int64(len(p.msgs)); i++ {
+		if c.above[uint64(i)] {
+			continue
+		}
+		t = max(c.hold, p.lastAppend()+p.q.opts.WindowBuffer*1_000_000, p.msgs[i].time+p.q.opts.DelayedProcessing*1_000_000)
+		if c.lease != nil {
+			t = max(t, c.lease.expires)
+		}
+		return t, true
+	}
+	return 0, false
+}
+
+// depth counts what a group still owes of a partition, and how much of that is
+// under a live lease.
+func (m *model) depth(group string, p *mPart) (pending, processing int64) {
+	c := p.cursors[group]
+	if c == nil {
+		return int64(len(p.msgs)), 0
+	}
+	l := c.live(m.now)
+	for o := range uint64(len(p.msgs)) {
+		if c.settled(o) {
+			continue
+		}
+		pending++
+		if l != nil && l.from <= o && o <= l.to {
+			processing++
+		}
+	}
+	return pending, processing
+}
+
 func (m *model) sorted(tenant string) (out []*mQueue) {
 	for _, q := range m.queues {
 		if q.tenant == tenant {

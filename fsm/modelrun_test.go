@@ -162,6 +162,7 @@ func (x *modelRun) restart() {
 	for _, t := range x.m.timers {
 		t.flying = false
 	}
+	x.cycle(nil)
 }
 
 // submit plans calls, with those that were held back before or after them.
@@ -222,6 +223,9 @@ func (x *modelRun) cycle(calls []*Call) {
 	for _, c := range p.Prepare {
 		r.resolve(c)
 		x.held = append(x.held, c)
+	}
+	if next, wake := x.m.nextEvent(), r.m.nextWake(); next != 0 && (wake == 0 || wake > max(next, r.last+1)) {
+		x.m.fail("something is due at %d, and the machine wants to be woken at %d", next-startTime, wake-startTime)
 	}
 	x.check()
 }
@@ -441,6 +445,7 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 			return
 		}
 		m.expect("mode of a group", rg.mode, g.mode)
+		x.compareDepth(q, name)
 	}
 	for name, p := range q.parts {
 		rp := real.byName[name]
@@ -459,6 +464,24 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 			}
 		}
 	}
+}
+
+func (x *modelRun) compareDepth(q *mQueue, group string) {
+	var want DepthInfo
+	for _, p := range q.order {
+		pending, processing := x.m.depth(group, p)
+		want.Pending += pending
+		want.Processing += processing
+		if pending > 0 {
+			want.PartitionsPending++
+		}
+		if pending > processing {
+			want.PartitionsReady++
+		}
+		want.Partitions = append(want.Partitions, PartitionDepth{p.name, pending, processing})
+	}
+	got, _ := x.r.m.s.Depth(q.tenant, q.name, group, true, 100)
+	x.m.expect("depth of "+q.name+" for "+group, fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want))
 }
 
 func (x *modelRun) compareCursor(what string, c *mCursor, real *cursor, n int) {

@@ -11,7 +11,7 @@ import (
 )
 
 // filled is a rig whose state has rows of all kinds.
-func filled(t *testing.T) *rig {
+func filled(t fataler) *rig {
 	r := newRig(t, Config{})
 	run(r, newPush(r.item("a", "p", "m1", []byte("1")), r.item("a", "p", "m2", []byte("2")), r.item("a", "p", "m3", []byte("3")),
 		r.item("a", "p", "m4", make([]byte, 400)), r.item("b", "q", "n1", []byte("1"))))
@@ -370,4 +370,27 @@ func TestUnreadableMessageIsNotFiled(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A node that leads again, with a deleted queue that was not swept yet.
+func TestLeadAgain(t *testing.T) {
+	r := filled(t)
+	r.do(r.call(&DeleteQueue{Queue: "a"}))
+	waiting := r.call(&Pop{Queue: "b", Group: "w", Batch: 1, Partitions: 1, WaitMicros: 1e9, LeaseID: leaseID("W")})
+	r.do(waiting)
+	var err error
+	waiting.Done = func(e error) { err = e }
+	r.m.Follow()
+	if !errors.Is(err, ErrNotLeader) || r.m.Parked() != 0 {
+		t.Errorf("a waiting pop hears %v, %d wait; want ErrNotLeader and none", err, r.m.Parked())
+	}
+	r.lead()
+	for range 5 {
+		r.plan()
+	}
+	if c := r.m.s.Counts(); c.Queues != 1 || c.Partitions != 1 {
+		t.Errorf("after the sweep: %+v, want queue b alone", c)
+	}
+	run(r, newPush(r.item("a", "p", "m1", nil)))
+	r.restart()
 }

@@ -48,7 +48,7 @@ const stateVersion = 1
 //	1  put:          uvarint length, key, uvarint length, value
 //	2  delete:       uvarint length, key
 //	3  delete range: uvarint length, low key, uvarint length, high key (exclusive)
-//	4  settle:       uvarint queue, partition, group, set byte, uvarint length, ranges
+//	4  settle:       uvarint queue, partition, group, set byte, uvarint length, ranges (of at most 65,536 offsets each)
 //	5  reset sets:   uvarint queue, partition, group
 //
 // All are absolute: applying one twice is applying it once. "settle" adds to a

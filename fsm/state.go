@@ -16,7 +16,8 @@ import (
 // checkpoint): such objects stand as placeholders with exists false, and what
 // is derived is built once, at the end (F13).
 type State struct {
-	time int64
+	time int64 // of the newest entry
+	now  int64 // of the newest planning cycle, for reads: leases end without an entry
 	meta counters
 
 	queueName  map[string]*queue // tenant + name

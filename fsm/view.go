@@ -33,7 +33,7 @@ func (s *State) queueInfo(q *queue) QueueInfo {
 		ID: q.id, Name: q.name, Created: q.created, Options: q.opts, Partitions: len(q.parts), DeadLetters: int64(q.letters.Len()),
 	}
 	for _, p := range q.parts {
-		b := p.backlog(s.time, nil)
+		b := p.backlog(max(s.time, s.now), nil)
 		info.Total += b.total
 		info.Pending += b.pending
 		info.Processing += b.processing
@@ -105,7 +105,7 @@ func (s *State) Partitions(tenant, queue string, offset, limit int) []PartitionI
 	parts := q.parts[max(offset, 0):]
 	out := make([]PartitionInfo, 0, min(limit, len(parts)))
 	for _, p := range parts[:min(limit, len(parts))] {
-		b := p.backlog(s.time, nil)
+		b := p.backlog(max(s.time, s.now), nil)
 		out = append(out, PartitionInfo{
 			ID: p.id, Name: p.name, Created: p.created, LogStart: p.start, Next: p.next, LastAppend: p.lastAppend,
 			Total: b.total, Pending: b.pending, Processing: b.processing, DeadLetters: int64(p.letters),
@@ -129,7 +129,7 @@ func (s *State) Depth(tenant, queue, groupName string, hasGroup bool, limit int)
 	}
 	var d DepthInfo
 	for _, p := range q.parts {
-		b := p.backlog(s.time, g)
+		b := p.backlog(max(s.time, s.now), g)
 		if unmet {
 			b.pending, b.processing = b.total, 0
 		}

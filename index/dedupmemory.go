@@ -12,7 +12,7 @@ import (
 const (
 	maxDedupChunk = 1 << 20 // bytes of arena that are allocated, and evicted, at once
 	minDedupChunk = 1 << 12
-	tableBudget   = 64 << 10 // bytes of budget for each hash table
+	tableBudget   = 256 << 10 // bytes of budget for each hash table
 	maxTables     = 1 << 16
 	arenaUnit     = 4 // entries start at multiples of it
 )

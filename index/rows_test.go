@@ -244,6 +244,59 @@ func TestRowsDamage(t *testing.T) {
 	}
 }
 
+// TestRowsWholeRecords takes whole records out, doubles and swaps them, all
+// with good checksums: the footer knows better. A row that contains what looks
+// like a footer is a row.
+func TestRowsWholeRecords(t *testing.T) {
+	mem := vfs.NewMem(1)
+	r, _ := mustOpenRows(t, mem, rowMap{})
+	check(t, r.Begin(true))
+	fake := appendFooter(nil, &footerRecord{pos: 93})
+	sealRecord(fake, 0)
+	check(t, r.Put([]byte("a"), fake))
+	check(t, r.Put([]byte("b"), []byte("1")))
+	check(t, r.Put([]byte("b"), []byte("2")))
+	check(t, r.Finish(Footer{To: 1}))
+	whole := readAll(t, mem, "ck/"+rowsName(1))
+	var records [][]byte
+	last := int64(rowsHeaderSize)
+	end, err := ScanRows(mem, "ck/"+rowsName(1), func(pos int64, _ RowRecord) error {
+		if pos > last {
+			records = append(records, whole[last:pos])
+		}
+		last = pos
+		return nil
+	})
+	check(t, err)
+	records = append(records, whole[last:end])
+	if len(records) != 4 {
+		t.Fatalf("%d records", len(records))
+	}
+	for name, c := range map[string]struct {
+		order []int
+		ok    bool
+	}{
+		"as written":     {[]int{0, 1, 2, 3}, true},
+		"one is gone":    {[]int{0, 2, 3}, false},
+		"one is doubled": {[]int{0, 1, 1, 2, 3}, false},
+		"two swapped":    {[]int{0, 2, 1, 3}, false},
+		"footer twice":   {[]int{0, 1, 2, 3, 3}, false},
+		"row after it":   {[]int{0, 1, 2, 3, 1}, true},
+	} {
+		b := slices.Clone(whole[:rowsHeaderSize])
+		for _, i := range c.order {
+			b = append(b, records[i]...)
+		}
+		fs := vfs.NewMem(1)
+		writeAll(t, fs, "ck/"+rowsName(1), b)
+		got := rowMap{}
+		_, f, err := OpenRows(fs, "ck", got)
+		if c.ok && (err != nil || f.To != 1 || got["b"] != "2" || got["a"] != string(fake)) || !c.ok && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: footer %+v rows %v error %v", name, f, got, err)
+		}
+	}
+}
+
 func TestRowsNewerFormat(t *testing.T) {
 	mem := vfs.NewMem(1)
 	r, _ := mustOpenRows(t, mem, rowMap{})

@@ -326,6 +326,9 @@ func (c *core) write(m *pb.Message) {
 		r.hard, r.term, r.vote = true, m.GetTerm(), m.GetVote()
 		c.sentHard.Term, c.sentHard.Vote = r.term, r.vote
 	}
+	if len(r.entries) == 0 && !r.hard && len(r.responses) == 0 {
+		return // a commit index, and nobody waits for it
+	}
 	c.writes = append(c.writes, c.now.Mono)
 	if len(r.entries) > 0 {
 		c.lastWrite = c.now.Mono

@@ -15,7 +15,7 @@ import (
 // coreRig drives a core by hand: its log writer, rows writer and peers are
 // lists that a test looks at and answers when it likes.
 type coreRig struct {
-	t      *testing.T
+	t      testing.TB
 	c      *core
 	m      *rigMachine
 	now    Times
@@ -70,7 +70,6 @@ func (b *rigBuilder) data(now int64) []byte {
 type rigCall struct {
 	effects bool
 	answers []error
-	times   int
 }
 
 func (m *rigMachine) Lead(term uint64) { m.leads, m.term = m.leads+1, term }
@@ -126,11 +125,11 @@ func (m *rigMachine) CaptureSome(n int, put func(key, value []byte), _ func(lo, 
 }
 
 // newRig starts node 1 of the given voters on an empty log.
-func newRig(t *testing.T, voters ...uint64) *coreRig {
+func newRig(t testing.TB, voters ...uint64) *coreRig {
 	return newRigAt(t, coreStart{state: State{Conf: Membership{Voters: voters}}, first: 1, runs: []TermRun{{}}})
 }
 
-func newRigAt(t *testing.T, s coreStart) *coreRig {
+func newRigAt(t testing.TB, s coreStart) *coreRig {
 	t.Helper()
 	r := &coreRig{t: t, m: &rigMachine{}, now: Times{Mono: 1e9, Wall: 1_000_000}}
 	cfg := Config{NodeID: 1, Machine: r.m, Logger: slog.New(slog.DiscardHandler), Fatal: func(error) {}}.WithDefaults()

@@ -10,7 +10,7 @@ import (
 )
 
 // leader1 is a single voter that leads.
-func leader1(t *testing.T) *coreRig {
+func leader1(t testing.TB) *coreRig {
 	t.Helper()
 	r := newRig(t, 1)
 	r.c.campaign()
@@ -420,6 +420,20 @@ func TestStopPlansWhatIsQueuedAndWaitsForIt(t *testing.T) {
 	}
 }
 
+func TestStopPlansWhatTheMachineHasLeftOver(t *testing.T) {
+	r := leader1(t)
+	r.call(true)
+	r.m.more = true
+	r.c.turn(r.now)
+	r.m.more = true
+	r.c.stopping = true
+	plans := r.m.plans
+	r.settle()
+	if r.m.plans < plans+1 {
+		t.Fatal("a full cycle's rest was not planned")
+	}
+}
+
 func TestBrokerTime(t *testing.T) {
 	hour := int64(time.Hour)
 	var b brokerTime
@@ -445,5 +459,20 @@ func TestBrokerTime(t *testing.T) {
 	wall := got2 + hour/1000 + 10
 	if got := b.at(Times{Mono: 3 * hour, Wall: wall}); got != wall {
 		t.Fatalf("settles at %d, want %d", got, wall)
+	}
+}
+
+// BenchmarkCycle is the core's own cost for an entry with one call: plan,
+// propose, hand over, commit, answer.
+func BenchmarkCycle(b *testing.B) {
+	r := leader1(b)
+	b.ReportAllocs()
+	for range b.N {
+		r.c.submit([]any{&rigCall{effects: true}})
+		r.turn()
+		for len(r.writes) > 0 {
+			r.complete(1)
+		}
+		r.m.nows = r.m.nows[:0]
 	}
 }

@@ -30,8 +30,8 @@ func (c *core) mayPlan() bool {
 func (c *core) wantsPlan() bool { return c.hasWork() && c.mayPlan() }
 
 func (c *core) hasWork() bool {
-	if c.stopping {
-		return len(c.calls) > 0
+	if c.stopping { // what the machine has left over from full cycles is work; what becomes due is not
+		return len(c.calls) > 0 || c.more
 	}
 	return len(c.calls) > 0 || c.more || c.wake != 0 && c.clock.started && c.clock.at(c.now) >= c.wake
 }
@@ -158,7 +158,7 @@ func (c *core) failReads(err error) {
 
 // idle reports whether nothing is queued, in flight or unanswered.
 func (c *core) idle() bool {
-	return len(c.calls) == 0 && len(c.inflight) == 0 && len(c.unmatched) == 0 && len(c.reads) == 0
+	return len(c.calls) == 0 && !c.more && len(c.inflight) == 0 && len(c.unmatched) == 0 && len(c.reads) == 0
 }
 
 func unmarshalConf(e *pb.Entry) (pb.ConfChangeI, error) {

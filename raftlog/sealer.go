@@ -1,8 +1,10 @@
 package raftlog
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 
 	"queen/index"
@@ -147,10 +149,8 @@ func (l *sealer) rollDue() {
 	l.mu.before = 0
 	l.mu.Unlock()
 	ids := l.store.activeBefore(before)
-	if l.store.unsealed.Load() > l.cfg.UnsealedMax {
-		if id, ok := l.store.oldestActive(); ok {
-			ids = append(ids, id)
-		}
+	if over := l.store.unsealed.Load() - l.cfg.UnsealedMax; over > 0 {
+		ids = append(ids, l.store.oldestActive(over)...)
 	}
 	if len(ids) > 0 {
 		l.submit(writerRequest{roll: ids})
@@ -252,20 +252,36 @@ func (s *Store) activeBefore(t int64) (ids []uint64) {
 	return ids
 }
 
-// oldestActive is the log with the oldest unsealed record, when that record
-// is in an active file: rolled ones are on their way.
-func (s *Store) oldestActive() (id uint64, ok bool) {
-	oldest := ^uint64(0)
+// oldestActive lists the logs with the oldest unsealed records, as many as it
+// takes to seal over bytes together with what has ended already.
+func (s *Store) oldestActive(over int64) (ids []uint64) {
+	type candidate struct {
+		id, oldest uint64
+		size       int64
+	}
+	var all []candidate
 	for _, q := range s.Logs() {
 		q.mu.Lock()
 		for _, f := range q.mu.files {
-			if !f.Sealed && f.MinIndex != 0 && f.MinIndex < oldest {
-				oldest, id, ok = f.MinIndex, q.ID, f.Active
+			switch {
+			case f.Sealed || f.MinIndex == 0:
+			case f.Active:
+				all = append(all, candidate{q.ID, f.MinIndex, f.Size})
+			default:
+				over -= f.Size
 			}
 		}
 		q.mu.Unlock()
 	}
-	return id, ok
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.oldest, b.oldest) })
+	for _, c := range all {
+		if over <= 0 {
+			break
+		}
+		ids = append(ids, c.id)
+		over -= c.size
+	}
+	return ids
 }
 
 // sealedThrough is a time t so that every append with a time at or below t is

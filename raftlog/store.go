@@ -62,6 +62,8 @@ type QueueLog struct {
 	Index *index.LogIndex // where its messages and values are
 	dirty bool            // the log writer's: has records that it has not synced
 
+	// ends rise, and begin with a mark at or below the applied index (or the
+	// zero mark when the log holds nothing that old): what a cut can fall back on.
 	mu struct {
 		sync.Mutex
 		files []FileInfo
@@ -94,11 +96,13 @@ func (f *FileInfo) noteTime(t int64) {
 	f.MaxTime = max(f.MaxTime, t)
 }
 
-// EndMark says where the records of an entry end in a log.
+// EndMark says where the records of an entry end in a log. The zero mark is
+// the start of an empty log.
 type EndMark struct {
 	Index uint64
 	Seq   uint64
 	End   int64
+	Time  int64 // newest append up to here, microseconds; 0: not known
 }
 
 // OpenStore opens every log below dir/log. It creates nothing: a directory
@@ -141,6 +145,7 @@ func (s *Store) open(id uint64) (*QueueLog, error) {
 		return nil, fmt.Errorf("index of log q%d: %w", id, err)
 	}
 	q := &QueueLog{ID: id, Log: log, Index: ix}
+	q.mu.ends = []EndMark{{}}
 	s.mu.Lock()
 	s.mu.logs[id] = q
 	at, _ := slices.BinarySearch(s.mu.ids, id)
@@ -177,7 +182,7 @@ func (s *Store) CutLog(q *QueueLog, seq uint64, pos int64) error {
 	at := EndMark{Seq: seq, End: pos}
 	for _, m := range q.mu.ends {
 		if m.Seq < seq || m.Seq == seq && m.End <= pos {
-			at.Index = m.Index
+			at.Index, at.Time = m.Index, m.Time
 		}
 	}
 	q.mu.Unlock()
@@ -240,11 +245,12 @@ func (s *Store) Close() error {
 	return first
 }
 
-// SetFiles replaces what is known of a log's files; the boot calls it.
-func (q *QueueLog) SetFiles(files []FileInfo) {
+// SetFiles says what is known of a log's files before a boot reads them, and
+// where the ones that it does not read end; the boot calls it.
+func (q *QueueLog) SetFiles(files []FileInfo, base EndMark) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.mu.files, q.mu.ends = files, nil
+	q.mu.files, q.mu.ends = files, []EndMark{base}
 }
 
 // Files is a copy of what is known of a log's files, in order.
@@ -254,12 +260,23 @@ func (q *QueueLog) Files() []FileInfo {
 	return slices.Clone(q.mu.files)
 }
 
-// wrote notes where the records of entry index end, and drops marks that no
-// cut can need: of those at or below applied only the newest is kept.
+// wrote notes where the records of an entry end, and drops marks that no cut
+// can need: of those at or below applied only the newest is kept.
 func (q *QueueLog) wrote(m EndMark, applied uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ends := append(q.mu.ends, m)
+	q.wroteLocked(m, applied)
+}
+
+func (q *QueueLog) wroteLocked(m EndMark, applied uint64) {
+	ends := q.mu.ends
+	if n := len(ends); n > 0 {
+		m.Time = max(m.Time, ends[n-1].Time)
+		if ends[n-1].Index == m.Index {
+			ends = ends[:n-1]
+		}
+	}
+	ends = append(ends, m)
 	n := 0
 	for n+1 < len(ends) && ends[n+1].Index <= applied {
 		n++
@@ -324,18 +341,19 @@ func (q *QueueLog) sealed(seq uint64) {
 
 // cutFrom is where a cut at index has to truncate the log; ok is false when
 // no record reaches that far.
-func (q *QueueLog) cutFrom(index uint64) (at EndMark, ok bool) {
+func (q *QueueLog) cutFrom(index uint64) (at EndMark, ok bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i, m := range q.mu.ends {
-		if m.Index >= index {
-			if i == 0 {
-				return EndMark{}, true // every record of the log
-			}
-			return q.mu.ends[i-1], true
+		if m.Index < index {
+			continue
 		}
+		if i == 0 {
+			return at, false, fmt.Errorf("log q%d: cut at entry %d, entries up to %d are applied", q.ID, index, m.Index)
+		}
+		return q.mu.ends[i-1], true, nil
 	}
-	return EndMark{}, false
+	return at, false, nil
 }
 
 // dropped notes that everything after at was cut.
@@ -343,16 +361,23 @@ func (q *QueueLog) dropped(at EndMark) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.mu.ends = slices.DeleteFunc(q.mu.ends, func(m EndMark) bool { return m.Seq > at.Seq || m.Seq == at.Seq && m.End > at.End })
-	q.mu.files = slices.DeleteFunc(q.mu.files, func(f FileInfo) bool { return f.Seq > at.Seq })
-	if n := len(q.mu.files); n > 0 {
+	keep := at.Seq
+	if at.End <= segment.HeaderSize {
+		keep-- // nothing of the file is left
+	}
+	q.mu.files = slices.DeleteFunc(q.mu.files, func(f FileInfo) bool { return f.Seq > keep })
+	if n := len(q.mu.files); n > 0 && q.mu.files[n-1].Seq == at.Seq {
 		f := &q.mu.files[n-1]
-		f.Active, f.Size, f.MaxIndex = true, at.End, min(f.MaxIndex, at.Index)
+		f.Active, f.Size, f.MaxIndex = !f.Sealed, at.End, min(f.MaxIndex, at.Index)
+		if at.Time != 0 {
+			f.MaxTime = min(f.MaxTime, at.Time)
+		}
 	}
 }
 
-// Note widens what is known of a file by a record that a boot read: its entry,
-// the time of an append (or 0), and where it ends.
-func (q *QueueLog) Note(seq, index uint64, t, end int64) {
+// Note takes what a boot reads of a file: the record of an entry, the time of
+// an append (or 0), and where the record ends; applied is how far the replay is.
+func (q *QueueLog) Note(seq, index uint64, t, end int64, applied uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if f := q.fileLocked(seq); f != nil {
@@ -360,7 +385,7 @@ func (q *QueueLog) Note(seq, index uint64, t, end int64) {
 		if t != 0 {
 			f.noteTime(t)
 		}
-		q.mu.ends = append(q.mu.ends[:0], EndMark{Index: index, Seq: seq, End: end})
+		q.wroteLocked(EndMark{Index: index, Seq: seq, End: end, Time: t}, applied)
 	}
 }
 

@@ -94,7 +94,7 @@ func (w *logWriter) writeEntry(pe *pb.Entry, commit uint64) error {
 	if pe.GetType() != pb.EntryNormal || len(data) == 0 {
 		h.Logs = append(w.logs[:0], SystemLog)
 		w.logs = h.Logs
-		return w.finishCopy(SystemLog, at, func(dst []byte) []byte { return entry.AppendRawEntryRecord(dst, at, &h, data) })
+		return w.finishCopy(SystemLog, at, 0, func(dst []byte) []byte { return entry.AppendRawEntryRecord(dst, at, &h, data) })
 	}
 	e, err := entry.Parse(data)
 	if err != nil {
@@ -114,7 +114,7 @@ func (w *logWriter) writeEntry(pe *pb.Entry, commit uint64) error {
 	}
 	fill := func(dst []byte) []byte { return entry.AppendEntryRecord(dst, at, &h, data, &e) }
 	for _, id := range h.Logs {
-		if err := w.finishCopy(id, at, fill); err != nil {
+		if err := w.finishCopy(id, at, e.Time, fill); err != nil {
 			return err
 		}
 		fill = func(dst []byte) []byte { return entry.AppendStubRecord(dst, at, &h) }
@@ -149,12 +149,12 @@ func (w *logWriter) writeValue(at uint64, ordinal int, v *entry.Value, lowest ui
 }
 
 // finishCopy writes the last record of an entry in a log.
-func (w *logWriter) finishCopy(id, at uint64, fill func([]byte) []byte) error {
+func (w *logWriter) finishCopy(id, at uint64, t int64, fill func([]byte) []byte) error {
 	q, ref, err := w.record(id, at, 0, fill)
 	if err != nil {
 		return err
 	}
-	q.wrote(EndMark{Index: at, Seq: ref.Seq, End: ref.Pos + recordHeader + int64(ref.Len)}, w.store.applied.Load())
+	q.wrote(EndMark{Index: at, Seq: ref.Seq, End: ref.Pos + recordHeader + int64(ref.Len), Time: t}, w.store.applied.Load())
 	return nil
 }
 
@@ -229,9 +229,11 @@ func (w *logWriter) pad(commit uint64) error {
 	if durable != w.last || durable == 0 {
 		return nil // entries follow: they carry the durable index themselves
 	}
-	return w.finishCopy(SystemLog, durable, func(dst []byte) []byte {
+	// It gets no end mark: a footer may claim only what is durable by then.
+	_, _, err := w.record(SystemLog, durable, 0, func(dst []byte) []byte {
 		return entry.AppendPadRecord(dst, durable, min(commit, durable))
 	})
+	return err
 }
 
 // cut takes entry index and everything after it out of every log: raft's
@@ -247,7 +249,10 @@ func (w *logWriter) cut(index uint64) error {
 		return err
 	}
 	for _, q := range w.store.Logs() {
-		at, ok := q.cutFrom(index)
+		at, ok, err := q.cutFrom(index)
+		if err != nil {
+			return err
+		}
 		if !ok {
 			continue
 		}
@@ -261,7 +266,8 @@ func (w *logWriter) cut(index uint64) error {
 	return w.saveState(marked)
 }
 
-// truncate makes at the end of a log, durably.
+// truncate makes at the end of a log, durably. Look-ups forget first: they
+// refuse a cut that reaches into a sealed file (I5).
 func (s *Store) truncate(q *QueueLog, at EndMark) error {
 	if at.Seq == 0 { // nothing of the log stays
 		segments := q.Log.Segments()
@@ -270,10 +276,10 @@ func (s *Store) truncate(q *QueueLog, at EndMark) error {
 		}
 		at.Seq = segments[0].Seq
 	}
-	if err := q.Log.Truncate(at.Seq, at.End); err != nil {
+	if err := q.Index.Cut(at.Seq, at.End); err != nil {
 		return fmt.Errorf("cut log q%d: %w", q.ID, err)
 	}
-	if err := q.Index.Cut(at.Seq, at.End); err != nil {
+	if err := q.Log.Truncate(at.Seq, at.End); err != nil {
 		return fmt.Errorf("cut log q%d: %w", q.ID, err)
 	}
 	q.dropped(at)

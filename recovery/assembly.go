@@ -218,13 +218,13 @@ func newSpot(it *item) spot {
 	return s
 }
 
-// note widens what is known of the record's file.
-func (s *spot) note() {
+// note tells the store of the record; applied is how far the replay is.
+func (s *spot) note(applied uint64) {
 	t := int64(0)
 	if s.kind == entry.KindAppend {
 		t = s.ref.Time
 	}
-	s.carrier.Note(s.at.seq, s.entry, t, s.end)
+	s.carrier.Note(s.at.seq, s.entry, t, s.end, applied)
 }
 
 // index tells look-ups where the record is.

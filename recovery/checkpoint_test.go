@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/raft/v3/raftpb"
+
 	"queen/index"
+	"queen/internal/entry"
 	"queen/internal/vfs"
 	"queen/raftlog"
 	"queen/raftlog/raftlogtest"
@@ -139,6 +142,58 @@ func TestF6UncommittedEntriesAreNotApplied(t *testing.T) {
 		t.Errorf("applied %s by the only voter", got)
 	}
 	n.stop()
+}
+
+// A follower that was started takes a conflicting tail: what a boot found and
+// did not apply is cut from every log, and nothing below it (I5).
+func TestI5ConflictAfterABoot(t *testing.T) {
+	h := newHandmade(t, threeVoters(1))
+	h.entry(made{index: 1, term: 1})
+	h.entry(made{index: 2, term: 1, queues: []uint64{1, 2}, durable: 1, commit: 1})
+	h.entry(made{index: 3, term: 1, queues: []uint64{1}, durable: 2, commit: 2})
+	h.entry(made{index: 4, term: 1, queues: []uint64{1, 2}, durable: 3, commit: 2})
+	h.entry(made{index: 5, term: 1, queues: []uint64{3}, durable: 4, commit: 2})
+	m := h.done()
+	n := mustOpen(t, m, dataDir)
+	var b entry.Builder
+	b.Append(2, 2, 3, 9_000_000, 1, entry.AppendMessage(nil, &entry.Message{Minted: true, Payload: []byte("of the new leader")}))
+	n.g.Step(&pb.Message{
+		Type: pb.MsgApp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(7)),
+		Index: new(uint64(3)), LogTerm: new(uint64(1)), Commit: new(uint64(4)),
+		Entries: []*pb.Entry{{Index: new(uint64(4)), Term: new(uint64(7)), Data: b.Encode(9_000_000)}},
+	})
+	waitFor(t, func() bool { return n.g.Status().Applied == 4 })
+	must(t, n.g.Do(func() {
+		if got := fmt.Sprint(n.m.Applied); got != "[2 3 4]" {
+			t.Errorf("applied %s", got)
+		}
+	}))
+	check := func() {
+		t.Helper()
+		for log, want := range map[uint64]string{0: "[1]", 1: "[2 2 3 3]", 2: "[2 2 4 4]", 3: "[]"} {
+			var got []uint64
+			for _, r := range records(t, m, log) {
+				got = append(got, r.rec.Index)
+			}
+			if fmt.Sprint(got) != want {
+				t.Errorf("log %d holds records of %v, want %s", log, got, want)
+			}
+		}
+		if got := n.messages(2); len(got) != 2 || got[1] != "of the new leader" {
+			t.Errorf("queue 2: %q", got)
+		}
+		if got := n.messages(3); len(got) != 0 {
+			t.Errorf("queue 3: %q", got)
+		}
+	}
+	check()
+	m = n.kill()
+	n = mustOpen(t, m, dataDir)
+	check()
+	if n.report.Cut != 0 || n.report.Last != 4 {
+		t.Errorf("report %+v", n.report)
+	}
+	n.gone()
 }
 
 // F6: a pad's commit index and a later record's count as well.

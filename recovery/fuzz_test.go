@@ -11,8 +11,10 @@ import (
 
 	"queen/internal/entry"
 	"queen/internal/vfs"
+	"queen/raftlog"
 	"queen/raftlog/raftlogtest"
 	"queen/recovery"
+	"queen/segment"
 )
 
 // damaged is a killed directory for the damage tests: three queues in small
@@ -86,6 +88,7 @@ func damageAndStart(t *testing.T, seed uint64) (refused bool) {
 	for range 1 + rng.IntN(3) {
 		what += damage(t, m, files[rng.IntN(len(files))], rng) + "; "
 	}
+	before := m.Clone()
 	n, err := open(t, m, dataDir, small)
 	if err != nil {
 		if !errors.Is(err, recovery.ErrRefused) && !errors.Is(err, recovery.ErrNewerFormat) {
@@ -122,13 +125,28 @@ func damageAndStart(t *testing.T, seed uint64) (refused bool) {
 		}
 	}
 	for q := range uint64(4) {
-		for _, r := range records(t, m, q) {
-			if c := claimOf(r.rec); c > n.report.Last {
-				t.Fatalf("seed %d: %s\nstarted with entries up to %d; %s pos %d proves %d durable", seed, what, n.report.Last, r.file, r.pos, c)
-			}
+		if c := claimsIn(t, before, q); c > n.report.Last {
+			t.Fatalf("seed %d: %s\nstarted with entries up to %d; log %d proves %d durable", seed, what, n.report.Last, q, c)
 		}
 	}
 	return false
+}
+
+// claimsIn is the highest index that the readable records of a log prove durable.
+func claimsIn(t testing.TB, m *vfs.Mem, log uint64) (claim uint64) {
+	l, err := segment.Open(segment.Options{FS: m, Dir: path.Join(dataDir, "log", raftlog.LogDirName(log)), ID: log})
+	if err != nil {
+		return 0 // a header of a newer format is damage here
+	}
+	for _, s := range l.Segments() {
+		l.Scan(s.Seq, 0, func(_ int64, body []byte) error {
+			if rec, err := entry.ParseRecord(body); err == nil {
+				claim = max(claim, claimOf(rec))
+			}
+			return nil
+		})
+	}
+	return claim
 }
 
 func claimOf(r entry.Record) uint64 {

@@ -150,7 +150,7 @@ func (m *image) moved(c *cursor) {
 // register tells look-ups (and the machine) of a record that stays.
 func (m *image) register(it *item, remember bool) error {
 	f := newSpot(it)
-	f.note()
+	f.note(m.footer.From)
 	if it.known {
 		return nil
 	}
@@ -194,7 +194,7 @@ func (m *image) entry(index uint64) error {
 		return err
 	}
 	for i := range a.spots {
-		a.spots[i].note()
+		a.spots[i].note(m.applied)
 		if !a.spots[i].known {
 			a.spots[i].index()
 		}

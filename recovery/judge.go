@@ -83,6 +83,7 @@ func (b *boot) filesOf(q *raftlog.QueueLog) ([]scanFile, error) {
 	segments := q.Log.Segments()
 	infos := make([]raftlog.FileInfo, 0, len(segments))
 	var files []scanFile
+	var base raftlog.EndMark // where what is not read ends
 	for i, s := range segments {
 		if i > 0 && s.Seq != segments[i-1].Seq+1 && !b.claimedGap(q.ID, segments[i-1].Seq, s.Seq) {
 			return nil, &RefuseError{File: path.Join(q.Log.Dir(), segment.FileName(segments[i-1].Seq+1)), Pos: -1, What: "a file is gone from the middle of a log",
@@ -94,12 +95,16 @@ func (b *boot) filesOf(q *raftlog.QueueLog) ([]scanFile, error) {
 			info.Sealed, info.Active = true, false
 			info.MinIndex, info.MaxIndex, info.MinTime, info.MaxTime = t.MinIndex, t.MaxIndex, t.MinTime, t.MaxTime
 		}
-		if !sealed || t.MaxIndex > b.footer.From {
+		covered := sealed && t.MaxIndex <= b.footer.From
+		if covered && len(files) == 0 {
+			base = raftlog.EndMark{Index: t.MaxIndex, Seq: s.Seq, End: s.Size, Time: t.MaxTime}
+		}
+		if !covered {
 			files = append(files, scanFile{seq: s.Seq, size: s.Size, sealed: sealed, newest: i == len(segments)-1})
 		}
 		infos = append(infos, info)
 	}
-	q.SetFiles(infos)
+	q.SetFiles(infos, base)
 	return files, nil
 }
 

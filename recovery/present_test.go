@@ -2,6 +2,7 @@ package recovery_test
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -279,6 +280,6 @@ func waitFor(t testing.TB, fn func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatal("it does not happen")
 		}
-		time.Sleep(time.Millisecond)
+		runtime.Gosched()
 	}
 }

@@ -2,31 +2,116 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
 )
 
-// corkedListener hands out connections whose writes can be held together.
+// corkedListener hands out connections whose writes can be held together, and
+// which notice that their client threw the answer of a pop away.
 //
 // The HTTP package writes an answer through a buffer of 4 KiB, so one that is
 // a little larger goes out in two system calls and wakes its reader twice. An
 // exchange corks the connection around such an answer.
-type corkedListener struct{ net.Listener }
+type corkedListener struct {
+	net.Listener
+	s *Server
+}
 
 func (l corkedListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &corkedConn{Conn: c}, nil
+	return &corkedConn{Conn: c, s: l.s}, nil
 }
 
 // corkedConn is a connection. Write, cork and uncork belong to the goroutine
 // that answers; reads may run beside them.
 type corkedConn struct {
 	net.Conn
+	s      *Server
 	corked bool
 	held   []byte
+	// unread is the pop that was answered last, until the client sends more.
+	unread atomic.Pointer[delivered]
 }
+
+// delivered is a pop whose answer was given to the kernel.
+type delivered struct {
+	claims claims
+	at     time.Time
+}
+
+// unreadFor is how long after an answer a reset still means that it was not
+// read. Later it is a connection in a pool that somebody tore down.
+const unreadFor = 2 * time.Second
+
+// Read notices a reset. A client that closes its socket with an answer unread,
+// or before the answer came, resets the connection; one that has read it ends
+// it in order, also when its process dies. So a reset right after the answer
+// of a pop says that nobody received the claim.
+func (c *corkedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.unread.Load() == nil {
+		return n, err
+	}
+	if n > 0 {
+		c.unread.Store(nil)
+	} else if errors.Is(err, syscall.ECONNRESET) {
+		if d := c.takeUnread(); d != nil {
+			c.s.handBackLater(d.claims)
+		}
+	}
+	return n, err
+}
+
+func (c *corkedConn) takeUnread() *delivered {
+	d := c.unread.Swap(nil)
+	if d != nil && c.s.cfg.Clock().Sub(d.at) >= unreadFor {
+		return nil
+	}
+	return d
+}
+
+// arrival is what became of the bytes of an answer.
+type arrival uint8
+
+const (
+	arrivalUnknown arrival = iota
+	arrivalAcked           // the other end has them
+	arrivalPending         // not known yet
+	arrivalReset           // the other end has thrown them away
+)
+
+// Close looks at an answer that crossed with the end of its connection: the
+// client had closed before the bytes reached it. Reads only see an end in
+// order then; the connection itself knows that the bytes were refused. Where
+// that is still under way, it waits, for a bounded time, on the goroutine of
+// this connection.
+func (c *corkedConn) Close() error {
+	if d := c.takeUnread(); d != nil {
+		verdict := arrived(c.Conn)
+		for range crossingTries {
+			if verdict != arrivalPending {
+				break
+			}
+			time.Sleep(crossingPause)
+			verdict = arrived(c.Conn)
+		}
+		if verdict == arrivalReset {
+			c.s.handBackLater(d.claims)
+		}
+	}
+	return c.Conn.Close()
+}
+
+const (
+	crossingTries = 100
+	crossingPause = 3 * time.Millisecond
+)
 
 func (c *corkedConn) Write(b []byte) (int, error) {
 	if c.corked {
@@ -73,12 +158,18 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 // HTTP package's buffer together.
 const corkFrom = 3 << 10
 
+// conn is the connection of the exchange; nil when it cannot be corked.
+func (x *exchange) conn() *corkedConn {
+	c, _ := x.c.Request.Context().Value(connKey{}).(*corkedConn)
+	return c
+}
+
 // send writes the body that is in out, and reports whether it went out. A
 // small one is not sent before the handler ends unless flush is set.
 func (x *exchange) send(flush bool) error {
 	var conn *corkedConn
 	if len(x.out) > corkFrom {
-		conn, _ = x.c.Request.Context().Value(connKey{}).(*corkedConn)
+		conn = x.conn()
 	}
 	if conn != nil {
 		conn.cork()

@@ -180,31 +180,47 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 		x.empty(http.StatusNoContent)
 		return
 	}
+	back := claimsOf(x.tenant, pop)
 	if x.c.Request.Context().Err() != nil {
-		s.handBackLater(x.tenant, w)
+		s.putWork(w)
+		s.handBackLater(back)
 		x.empty(statusClientGone)
 		return
 	}
 	out, n, err := s.appendPop(x.out[:0], w, report)
 	x.out = out
-	if err != nil {
+	s.putWork(w)
+	switch {
+	case err != nil:
 		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
 		s.unwell("a stored payload cannot be read; see the log")
-		s.handBackLater(x.tenant, w)
+		s.handBackLater(back)
 		x.fail(http.StatusInternalServerError, "internal", "a stored message cannot be read")
-		return
-	}
-	if n == 0 {
-		s.handBackLater(x.tenant, w)
+	case n == 0:
+		s.handBackLater(back)
 		x.empty(http.StatusNoContent)
+	default:
+		s.metrics.popped.Add(int64(n))
+		s.deliverPop(x, back)
+	}
+}
+
+// deliverPop sends the answer. When it does not go out, or the client turns out
+// not to have read it, the claims go back.
+func (s *Server) deliverPop(x *exchange, back claims) {
+	conn := x.conn()
+	if conn == nil || len(back.list) == 0 {
+		if x.deliver(http.StatusOK) != nil {
+			s.handBackLater(back)
+		}
 		return
 	}
-	s.metrics.popped.Add(int64(n))
-	if x.deliver(http.StatusOK) != nil {
-		s.handBackLater(x.tenant, w)
-		return
+	// Before the answer: the reset may be faster than this goroutine.
+	mine := &delivered{back, s.cfg.Clock()}
+	conn.unread.Store(mine)
+	if x.deliver(http.StatusOK) != nil && conn.unread.CompareAndSwap(mine, nil) {
+		s.handBackLater(back)
 	}
-	s.putWork(w)
 }
 
 // flush sends what was written and reports whether it went out. Without it a
@@ -212,17 +228,6 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 // that the connection is dead.
 func (x *exchange) flush() error {
 	return http.NewResponseController(x.c.Writer).Flush()
-}
-
-// handBackLater gives the claims of w back without holding up the answer, and
-// ends the work.
-func (s *Server) handBackLater(tenant string, w *work) {
-	s.abandoned.Add(1)
-	go func() {
-		defer s.abandoned.Done()
-		s.handBack(tenant, &w.pop)
-		s.putWork(w)
-	}()
 }
 
 // appendPop appends the answer of a pop and counts its messages.

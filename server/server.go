@@ -109,7 +109,7 @@ func (s *Server) Metrics() *Observations { return s.metrics.observed }
 // are both empty for plain HTTP. It returns nil after a Shutdown.
 func (s *Server) Serve(l net.Listener, certFile, keyFile string) error {
 	var err error
-	l = corkedListener{l}
+	l = corkedListener{l, s}
 	if certFile != "" {
 		err = s.http.ServeTLS(l, certFile, keyFile)
 	} else {

@@ -195,22 +195,38 @@ func (s *Server) abandon(w *work) {
 		defer s.abandoned.Done()
 		err := <-w.done
 		if pop, ok := w.call.Body.(*fsm.Pop); ok && err == nil {
-			s.handBack(w.call.Tenant, pop)
+			s.handBack(claimsOf(w.call.Tenant, pop))
 		}
 		s.putWork(w)
 	}()
 }
 
-// handBack returns the claims of a pop whose answer nobody received, and waits
-// until that is decided. What was committed on delivery stays delivered.
-func (s *Server) handBack(tenant string, pop *fsm.Pop) {
-	if len(pop.Claims) == 0 || pop.CommitOnDelivery {
+// claims is what a pop claimed and may have to be given back. Empty: nothing.
+type claims struct {
+	tenant string
+	lease  [16]byte
+	list   []*fsm.Claim
+}
+
+// claimsOf tells what would have to be given back of a pop. What is committed
+// on delivery cannot be.
+func claimsOf(tenant string, pop *fsm.Pop) claims {
+	if pop.CommitOnDelivery {
+		return claims{}
+	}
+	return claims{tenant, pop.LeaseID, pop.Claims}
+}
+
+// handBack gives claims back that nobody received, and waits until that is
+// decided.
+func (s *Server) handBack(c claims) {
+	if len(c.list) == 0 {
 		return
 	}
 	done := make(chan error, 1)
 	call := &fsm.Call{
-		Tenant: tenant,
-		Body:   &fsm.HandBack{LeaseID: pop.LeaseID, Claims: pop.Claims},
+		Tenant: c.tenant,
+		Body:   &fsm.HandBack{LeaseID: c.lease, Claims: c.list},
 		Done:   func(err error) { done <- err },
 	}
 	if err := s.engine.Submit(call); err != nil {
@@ -218,4 +234,16 @@ func (s *Server) handBack(tenant string, pop *fsm.Pop) {
 		return
 	}
 	<-done
+}
+
+// handBackLater is handBack that holds nobody up.
+func (s *Server) handBackLater(c claims) {
+	if len(c.list) == 0 {
+		return
+	}
+	s.abandoned.Add(1)
+	go func() {
+		defer s.abandoned.Done()
+		s.handBack(c)
+	}()
 }

@@ -233,6 +233,12 @@ func (b *Broker) Shutdown() error {
 	return b.server.Shutdown(ctx)
 }
 
+// Syncs counts the syncs of files and volumes so far.
+func (b *Broker) Syncs() int64 {
+	c := b.fs.Counts()
+	return c.Sync + c.SyncAll
+}
+
 // Restart stops the broker cleanly and starts it on the same data directory
 // with other settings.
 func (b *Broker) Restart(env map[string]string) error {
