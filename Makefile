@@ -10,7 +10,7 @@ BENCH_JSON ?= bench.jsonl
 ROUNDS     ?= 100
 CALLS      ?= 100000
 
-.PHONY: build run demo test unit race lint fuzz-short bench examples crash crash-short deadlock clean
+.PHONY: build run demo test unit race lint fuzz-short model bench examples crash crash-short deadlock clean
 
 build:
 	$(GO) build -o bin/queen ./cmd/queen
@@ -39,6 +39,10 @@ lint:
 # fuzz-short runs every fuzz target for a few seconds, beyond its seed corpus.
 fuzz-short:
 	@GO="$(GO)" FUZZTIME="$(FUZZTIME)" ./tools/fuzz-short.sh
+
+# model drives the planner and a model of it side by side: a million random calls.
+model:
+	$(GO) test ./fsm -run 'TestModel$$' -rapid.checks=10000 -rapid.seed=$(or $(SEED),1) -timeout 3h
 
 examples: build
 	./examples/run.sh

@@ -380,8 +380,6 @@ type ReplayDeadLetter struct {
 	Group                string
 	OriginalTxn          []byte
 	Item                 PushItem
-
-	content []byte
 }
 
 // PurgeDeadLetters removes the dead letters of a queue (and group).

@@ -79,7 +79,7 @@ func (p *redeliveryForgetsPlant) after(r *rig, _ []*Call) {
 }
 
 // versionReusePlant gives the version of a deleted key out again.
-type versionReusePlant struct{ rows, last int64 }
+type versionReusePlant struct{ rows int64 }
 
 func (p *versionReusePlant) before(r *rig, _ []*Call) { p.rows = int64(r.m.s.kv.Len()) }
 

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"queen/index"
 )
 
 // filled is a rig whose state has rows of all kinds.
@@ -258,120 +261,6 @@ func TestEqualSetsEqualRows(t *testing.T) {
 	})
 }
 
-// F12, 3: a look-up that was made before its id was pushed, sealed and evicted
-// is made again.
-func TestLookupBeforeEviction(t *testing.T) {
-	r := newRig(t, Config{DedupBytes: 1})
-	run(r, newPush(r.item("a", "p", "first", nil)))
-	fill := func() {
-		for i := range 40 {
-			run(r, newPush(r.item("z", "z", fmt.Sprint(r.last, i, string(make([]byte, 1000))), nil)))
-		}
-		r.seal()
-	}
-	fill()
-	if r.m.dedup.Since() <= r.partition("a", "p").created {
-		t.Fatal("memory still reaches back to the partition's first message")
-	}
-	early, late := newPush(r.item("a", "p", "t", nil)), newPush(r.item("a", "p", "t", nil))
-	earlyCall := r.call(early)
-	if p := r.plan(earlyCall); len(p.Prepare) != 1 {
-		t.Fatal("a push beyond memory asks for no look-up")
-	}
-	r.resolve(earlyCall) // absent
-	run(r, late)
-	if late.Items[0].Status != Queued {
-		t.Fatalf("the second push has status %d, want queued", late.Items[0].Status)
-	}
-	fill() // t leaves memory; it is in a sealed file now
-	p := r.plan(earlyCall)
-	if len(p.Prepare) != 1 {
-		t.Fatalf("the push is decided on a look-up from before: status %d offset %d", early.Items[0].Status, early.Items[0].Offset)
-	}
-	r.resolve(earlyCall)
-	r.do(earlyCall)
-	if it := early.Items[0]; it.Status != Duplicate || it.Offset != late.Items[0].Offset {
-		t.Fatalf("status %d at offset %d, want duplicate of %d", it.Status, it.Offset, late.Items[0].Offset)
-	}
-}
-
-// Beyond memory everything is judged as within it.
-func TestBeyondMemory(t *testing.T) {
-	r := newRig(t, Config{DedupBytes: 1})
-	r.batches = false
-	run(r, newPush(r.item("a", "p", "m1", nil), r.item("a", "p", "m2", nil), r.item("a", "p", "m3", make([]byte, 900))))
-	run(r, &Pop{Queue: "a", Group: "g", Mode: SubscribeAll, Batch: 3, Partitions: 1, LeaseID: leaseID("L")})
-	for i := range 40 {
-		run(r, newPush(r.item("z", "z", fmt.Sprint(i, string(make([]byte, 1000))), nil)))
-	}
-	r.seal()
-	dup := run(r, newPush(r.item("a", "p", "m2", nil), r.item("a", "p", "m4", nil)))
-	if dup.Items[0].Status != Duplicate || dup.Items[0].Offset != 1 || dup.Items[1].Status != Queued {
-		t.Errorf("pushes beyond memory: %+v", dup.Items)
-	}
-	acks := run(r, &Ack{Items: []AckItem{
-		r.ack("a", "p", "g", "m1", "L", Completed), r.ack("a", "p", "g", "ghost", "L", Completed), r.ack("a", "p", "g", "m3", "L", DeadLetter),
-	}}).Items
-	if !acks[0].Success || acks[1].Success || !acks[2].DLQ {
-		t.Errorf("acks beyond memory: %s", ackText(acks))
-	}
-	again := run(r, &Ack{Items: []AckItem{r.ack("a", "p", "g", "m2", "L", Completed), r.ack("a", "p", "g", "m1", "", Failed)}}).Items
-	if !again[0].Noop || again[1].Err != errCommitted {
-		t.Errorf("acks of settled messages: %s", ackText(again))
-	}
-	rolled := run(r, &Txn{Push: *newPush(r.item("a", "p", "m3", nil))})
-	if rolled.Reason != ReasonDuplicate {
-		t.Errorf("a transaction with an id beyond memory: %q", rolled.Reason)
-	}
-}
-
-// A look-up that fails ends a call; the caller hears it and nothing is planned.
-func TestFailedLookup(t *testing.T) {
-	r := filled(t)
-	r.store.fail = errors.New("disk")
-	c := r.call(&Ack{Items: []AckItem{r.ack("a", "p", "g", "m1", "M", DeadLetter)}})
-	if p := r.plan(c); len(p.Prepare) != 1 || p.Data != nil {
-		t.Fatal("a dead letter is filed without a look at its message")
-	}
-	if err := c.Resolve(&r.store, r.store.appendTimes); !errors.Is(err, r.store.fail) {
-		t.Fatalf("Resolve: %v", err)
-	}
-}
-
-// A message that no look-up finds (it was not written yet) is not filed: never
-// without its payload.
-func TestUnreadableMessageIsNotFiled(t *testing.T) {
-	for _, txn := range []bool{false, true} {
-		r := filled(t)
-		id := r.partitionID("a", "p")
-		kept := r.store.parts[id].messages
-		ack := r.ack("a", "p", "g", "m1", "M", DeadLetter)
-		call := r.call(&Ack{Items: []AckItem{ack}})
-		if txn {
-			call = r.call(&Txn{Acks: []AckItem{ack}})
-		}
-		r.plan(call)
-		r.store.parts[id].messages = nil
-		r.resolve(call)
-		r.store.parts[id].messages = kept
-		before := r.m.Digest()
-		r.do(call)
-		if r.m.Digest() != before {
-			t.Error("a refused call changed the state")
-		}
-		switch b := call.Body.(type) {
-		case *Ack:
-			if it := b.Items[0]; it.Success || it.DLQ || it.Err != errUnreadable {
-				t.Errorf("ack: %s", ackText(b.Items))
-			}
-		case *Txn:
-			if b.Reason != ReasonUnavailable {
-				t.Errorf("reason %q, want %q", b.Reason, ReasonUnavailable)
-			}
-		}
-	}
-}
-
 // A node that leads again, with a deleted queue that was not swept yet.
 func TestLeadAgain(t *testing.T) {
 	r := filled(t)
@@ -393,4 +282,25 @@ func TestLeadAgain(t *testing.T) {
 	}
 	run(r, newPush(r.item("a", "p", "m1", nil)))
 	r.restart()
+}
+
+// A row that names more offsets than a chunk has is damage, not hours of work.
+func TestWideRangeIsRefused(t *testing.T) {
+	r := filled(t)
+	r.checkpoint(true)
+	for _, row := range r.rows {
+		if row.key[0] != rowSettled {
+			continue
+		}
+		m := r.load()
+		wide := binary.AppendUvarint(binary.AppendUvarint(binary.AppendUvarint(nil, 1), 0), 1<<60)
+		if ranges, err := index.DecodeRanges(wide); err == nil && ranges[0].Hi-ranges[0].Lo < 1<<59 {
+			t.Fatalf("the test's bytes are %v", ranges)
+		}
+		if err := m.LoadRow(row.key, wide); err == nil {
+			t.Error("a range of 2^60 offsets was loaded")
+		}
+		return
+	}
+	t.Error("no row of settled offsets")
 }

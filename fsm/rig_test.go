@@ -31,8 +31,7 @@ type rig struct {
 	entries   [][]byte // entry i has index i+1
 	digests   []uint64 // after entry i
 	store     store
-	batches   bool // the edge leaves the ids of a batch with its lease
-	pops      []*Call
+	batches   bool       // the edge leaves the ids of a batch with its lease
 	letters   [][16]byte // dead letters in the order of their filing
 
 	rows    []rowRecord // the checkpoint
@@ -184,9 +183,7 @@ func (r *rig) commit(data []byte) {
 	}
 	r.entries = append(r.entries, data)
 	r.store.add(&e)
-	for _, l := range r.newLetters() {
-		r.letters = append(r.letters, l)
-	}
+	r.letters = append(r.letters, r.newLetters()...)
 	if r.twin == nil {
 		return
 	}

@@ -95,6 +95,10 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		s.r.restart()
 		s.order = nil
 		return ""
+	case "crash": // the next start replays what came after the last checkpoint
+		s.r.restart()
+		s.order = nil
+		return ""
 	case "seal":
 		s.r.seal()
 		return ""

@@ -39,14 +39,21 @@ func (m *Machine) schedule(tenant string, op *TimerOp, key string, old *timer) {
 		key: key, tenant: tenant, queue: op.Queue, partition: op.Partition, name: op.Key,
 		txn: bytes.Clone(op.Txn), messageID: op.MessageID, created: m.now, updated: m.now, heapIdx: -1,
 	}
-	if old != nil {
-		op.Status = "rescheduled"
-		t.created = old.created
-		m.retire(old)
-	}
 	t.due = m.now + clampDelay(op.DelayMs)
 	t.deliverAt = t.due
 	op.DeliverAt = t.due
+	if old != nil {
+		op.Status = "rescheduled"
+		t.created = old.created
+		old.dead = true
+	}
+	if old != nil && old.heapIdx >= 0 {
+		t.heapIdx, old.heapIdx = old.heapIdx, -1
+		m.due[t.heapIdx] = t
+		heap.Fix(&m.due, int(t.heapIdx))
+	} else {
+		heap.Push(&m.due, t)
+	}
 	if len(op.Message) <= inlineValue {
 		t.message = bytes.Clone(op.Message) // the call's bytes are the edge's
 	} else {
@@ -55,7 +62,6 @@ func (m *Machine) schedule(tenant string, op *TimerOp, key string, old *timer) {
 		m.b.Value(t.value, 0, op.Message)
 	}
 	m.s.timers.Set(t.key, t)
-	heap.Push(&m.due, t)
 	m.put(t)
 }
 
@@ -78,16 +84,11 @@ func (t *timer) txnText() []byte {
 	return entry.AppendUUID(nil, t.messageID)
 }
 
-// retire ends a timer; the caller takes it out of the map or replaces it there.
-func (m *Machine) retire(t *timer) {
+func (m *Machine) deleteTimer(t *timer) {
 	t.dead = true
 	if t.heapIdx >= 0 {
 		heap.Remove(&m.due, int(t.heapIdx))
 	}
-}
-
-func (m *Machine) deleteTimer(t *timer) {
-	m.retire(t)
 	m.s.timers.Delete(t.key)
 	m.remove(t)
 }

@@ -7,6 +7,8 @@ import (
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
+
+	"queen/internal/invariants"
 )
 
 // core is the deterministic part of a group: raft, the state machine, the
@@ -69,6 +71,7 @@ type planned struct {
 	seq    uint64
 	term   uint64
 	index  uint64
+	calls  int // of its cycle
 	size   int
 	answer func(error)
 }
@@ -241,7 +244,23 @@ func (c *core) turn(t Times) (again bool) {
 	planned := c.planAll()
 	c.releaseReads()
 	again = c.checkpointStep(planned)
+	if invariants.Enabled {
+		c.check()
+	}
 	return (again || c.wantsPlan()) && c.dead == nil
+}
+
+// check looks at the rules that hold between turns.
+func (c *core) check() {
+	if c.dead != nil {
+		return
+	}
+	invariants.Check(c.applied <= c.commit && c.applied <= c.log.last, "applied %d <= commit %d, durable %d", c.applied, c.commit, c.log.last)
+	invariants.Check(len(c.unmatched) == 0, "%d plans without an index after their turn", len(c.unmatched))
+	for i, p := range c.inflight {
+		invariants.Check(p.index > c.applied && (i == 0 || p.index > c.inflight[i-1].index), "planned indexes rise above applied %d: %d", c.applied, p.index)
+	}
+	invariants.Check(len(c.inflight) > 0 || c.inflightLen == 0, "%d bytes in flight without an entry", c.inflightLen)
 }
 
 // ready takes out of raft whatever it has, until it has nothing more.

@@ -67,6 +67,37 @@ func TestEntriesInFlightAreBounded(t *testing.T) {
 	}
 }
 
+// While an entry is in flight the next cycle waits until it would be as large.
+func TestNextCycleGathersCalls(t *testing.T) {
+	r := leader1(t)
+	for range 3 {
+		r.call(true)
+	}
+	r.turn()
+	plans := r.m.plans
+	r.call(true)
+	r.turn()
+	r.call(true)
+	r.turn()
+	if r.m.plans != plans {
+		t.Fatal("a small entry was planned behind a large one")
+	}
+	last := r.call(true)
+	r.turn()
+	if r.m.plans != plans+1 || len(r.c.inflight) != 2 {
+		t.Fatalf("%d plans, %d in flight: as many calls have gathered", r.m.plans-plans, len(r.c.inflight))
+	}
+	r.call(true)
+	r.turn()
+	r.complete(1)
+	r.turn()
+	r.settle()
+	r.want(last, "ok")
+	if !r.c.idle() {
+		t.Fatal("a call was left behind")
+	}
+}
+
 func TestF1PlansOnlyWhileLeading(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	early := r.call(true)

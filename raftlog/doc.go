@@ -31,8 +31,8 @@
 //     entry out: committed, and durable here. One without waits for what was
 //     planned before it and for a ReadIndex of its cycle (F11).
 //   - MaxInFlight entries may be in flight. With two, the next cycle is planned
-//     while the fsync of the last one runs, and what comes after waits and
-//     shares the one after that.
+//     while the fsync of the last one runs, as soon as it would be as large as
+//     that one; else when that one has committed.
 //
 // # Writing
 //

@@ -349,3 +349,72 @@ func TestLogDirNames(t *testing.T) {
 		}
 	}
 }
+
+// A cut that reaches below a fresh, still small file takes that file with it,
+// and what is written then is found by offset, in files that claim what they
+// hold (B07).
+func TestB07CutBelowAFreshFile(t *testing.T) {
+	fsys := vfs.NewMem(1)
+	w := newWriter(t, fsys, 0)
+	w.store.opt.SegmentBytes = 400
+	put := func(index, term uint64) {
+		t.Helper()
+		if err := w.syncNow(appendRequest{entries: []*pb.Entry{planOf(index, term, []uint64{1})}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := uint64(1); i <= 7; i++ {
+		put(i, 1)
+	}
+	q := w.store.find(1)
+	files := len(q.Files())
+	if files < 3 {
+		t.Fatalf("%d files", files)
+	}
+	for cut := uint64(7); cut >= 2; cut-- {
+		for i := cut; i <= 7; i++ {
+			put(i, 9-cut)
+		}
+		refs, err := q.Index.Range(1, 0, 100)
+		if err != nil || len(refs) != 7 {
+			t.Fatalf("cut at %d: %d appends, %v", cut, len(refs), err)
+		}
+		for i, ref := range refs {
+			body, _, err := q.Log.ReadAt(ref.Seq, ref.Pos, nil)
+			if err != nil {
+				t.Fatalf("cut at %d: %v", cut, err)
+			}
+			if r, err := entry.ParseRecord(body); err != nil || r.Index != uint64(i+1) {
+				t.Fatalf("cut at %d: append %d is at a record of entry %d, %v", cut, i+1, r.Index, err)
+			}
+		}
+		checkFiles(t, q)
+	}
+}
+
+// checkFiles compares what the store knows of a log's files with the files.
+func checkFiles(t *testing.T, q *QueueLog) {
+	t.Helper()
+	known := q.Files()
+	segments := q.Log.Segments()
+	if len(known) != len(segments) {
+		t.Fatalf("%d files known, %d there", len(known), len(segments))
+	}
+	for i, s := range segments {
+		var lo, hi uint64
+		if _, err := q.Log.Scan(s.Seq, 0, func(_ int64, body []byte) error {
+			r, err := entry.ParseRecord(body)
+			if lo == 0 {
+				lo = r.Index
+			}
+			hi = r.Index
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		f := known[i]
+		if f.Seq != s.Seq || f.Size != s.Size || f.MinIndex != lo || f.MaxIndex != hi {
+			t.Fatalf("file %d: known %+v, has %d bytes and entries %d to %d", s.Seq, f, s.Size, lo, hi)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -486,6 +487,40 @@ func TestF6OneFsyncPerEntry(t *testing.T) {
 				t.Errorf("the commit index rose by %d", got)
 			}
 		})
+	}
+	n.stop()
+}
+
+// An entry of two logs is answered when both are synced, and not between (B14).
+func TestB14NoAnswerBetweenTheCopies(t *testing.T) {
+	m := vfs.NewMem(2)
+	n := mustOpen(t, m, dataDir)
+	n.push(&raftlogtest.Push{Queues: []uint64{1, 2}})
+	for q := uint64(1); q <= 2; q++ {
+		held, release := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		m.SetHook(func(op vfs.Op, name string) error {
+			if op == vfs.OpSync && strings.Contains(name, raftlog.LogDirName(q)+"/") {
+				once.Do(func() { close(held) })
+				<-release
+			}
+			return nil
+		})
+		done := make(chan error, 1)
+		n.g.Submit(&raftlogtest.Push{Queues: []uint64{1, 2}, Done: func(_ []uint64, err error) { done <- err }})
+		<-held
+		durable := n.g.Status().Durable
+		for range 5 {
+			must(t, n.g.Do(func() {}))
+		}
+		if len(done) != 0 || n.g.Status().Durable != durable {
+			t.Fatalf("answered while log %d is not synced", q)
+		}
+		close(release)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		m.SetHook(nil)
 	}
 	n.stop()
 }

@@ -195,7 +195,7 @@ func (b *boot) loadState() error {
 		return err
 	case found:
 		b.state = st
-		return nil
+		return b.wantDirs()
 	}
 	for _, name := range []string{"log", checkpointDir} {
 		infos, err := b.fs.List(path.Join(b.dir, name))
@@ -209,6 +209,20 @@ func (b *boot) loadState() error {
 	}
 	b.report.New = true
 	return b.makeState(dir)
+}
+
+// wantDirs refuses a directory whose logs or checkpoint are gone as a whole:
+// they were made before the state file was.
+func (b *boot) wantDirs() error {
+	for _, name := range []string{"log", checkpointDir} {
+		dir := path.Join(b.dir, name)
+		if _, err := b.fs.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return &RefuseError{File: dir, Pos: -1, What: "the directory is gone", Expected: "a directory", Found: "none"}
+		} else if err != nil {
+			return fmt.Errorf("stat %s: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // makeState makes a new directory's subdirectories and its first state: one

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
+	"strings"
 	"testing"
 	"time"
 
@@ -164,6 +165,38 @@ func TestB18ControlFiles(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A start on what is left of a directory never looks like a new node (B18).
+func TestB18WholePartsGone(t *testing.T) {
+	base := vfs.NewMem(1)
+	n := mustOpen(t, base, dataDir)
+	n.push(&raftlogtest.Push{Queues: []uint64{3}})
+	n.put("k", "v")
+	base = n.kill() // before the first checkpoint: only the logs know
+	for _, name := range []string{"log", "raft", "checkpoint", "log/q0", "log/q3"} {
+		t.Run(name, func(t *testing.T) {
+			m := base.Clone()
+			must(t, m.RemoveAll(path.Join(dataDir, name)))
+			part, _, _ := strings.Cut(name, "/")
+			contains(t, refused(t, m, dataDir), path.Join(dataDir, part))
+		})
+	}
+	t.Run("rows", func(t *testing.T) {
+		n := mustOpen(t, base.Clone(), dataDir)
+		n.stop()
+		m := n.fs.(*vfs.Mem)
+		infos, err := m.List(path.Join(dataDir, "checkpoint"))
+		must(t, err)
+		for _, i := range infos {
+			must(t, m.Remove(path.Join(dataDir, "checkpoint", i.Name)))
+		}
+		n2 := mustOpen(t, m, dataDir) // the logs hold everything from entry 1 on
+		if n2.m.Keys() != n.m.Keys() || n2.m.Next(3) != 1 {
+			t.Errorf("state %s, want %s", n2.m.Keys(), n.m.Keys())
+		}
+		n2.stop()
+	})
 }
 
 func must(t testing.TB, err error) {

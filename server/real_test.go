@@ -31,7 +31,12 @@ type broker struct {
 
 func startBroker(t testing.TB, fs vfs.FS) *broker {
 	t.Helper()
-	eng, err := Open(StorageConfig{FS: fs, Dir: "data", NodeID: 1, Planner: fsm.Config{}, Fatal: func(err error) { t.Error(err) }})
+	return startBrokerAt(t, fs, "data")
+}
+
+func startBrokerAt(t testing.TB, fs vfs.FS, dir string) *broker {
+	t.Helper()
+	eng, err := Open(StorageConfig{FS: fs, Dir: dir, NodeID: 1, Planner: fsm.Config{}, Fatal: func(err error) { t.Error(err) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,273 @@
+package fsm
+
+import (
+	"slices"
+
+	"queen/index"
+)
+
+// Pop.
+
+// arrive is what a pop does when it comes: it makes the queue and the group.
+func (m *model) arrive(c *Call, p *Pop) {
+	if c.Gone.Load() {
+		m.expect("claims of a pop that is gone", len(p.Claims), 0)
+		return
+	}
+	if p.Queue == "" {
+		return
+	}
+	q := m.needQueue(c.Tenant, p.Queue)
+	g := m.group(q, p.Group, p.Mode, p.From)
+	g.waiters = append(g.waiters, &mWait{c, p, p.deadline})
+}
+
+// claims checks what a pop got of a group, in its order, and takes it over. It
+// returns what the pop may still get of the batch budget.
+func (m *model) claims(g *mGroup, q *mQueue, p *Pop, claims []*Claim, budget int, seconds int64) int {
+	for _, cl := range claims {
+		part := q.parts[cl.Partition]
+		if part == nil || part.id != 0 && part.id != cl.PartitionID {
+			m.fail("a claim of partition %q id %d, which the model does not have", cl.Partition, cl.PartitionID)
+			return 0
+		}
+		want := m.deliverable(g, part)
+		if len(want) == 0 {
+			m.fail("claim of %s/%s for group %s, where nothing is deliverable", q.name, part.name, g.name)
+			return 0
+		}
+		want = want[:min(len(want), budget)]
+		if got := claimOffsets(cl); !slices.Equal(got, want) {
+			m.fail("claim of %s/%s for %s by %s at %d has offsets %v, want %v; appended at %v", q.name, part.name, g.name, p.LeaseID[:], m.now-startTime, got, want, part.times())
+		}
+		m.expect("count of a claim", cl.Count, len(want))
+		budget -= len(want)
+		m.claim(g, part, p, cl, want, seconds)
+	}
+	return budget
+}
+
+func (p *mPart) times() (out []int64) {
+	for _, msg := range p.msgs {
+		out = append(out, msg.time-startTime)
+	}
+	return out
+}
+
+func claimOffsets(cl *Claim) (out []uint64) {
+	for o := cl.From; o <= cl.To; o++ {
+		if !slices.ContainsFunc(cl.Settled, func(r index.Range) bool { return r.Lo <= o && o <= r.Hi }) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+func (m *model) claim(g *mGroup, part *mPart, p *Pop, cl *Claim, offsets []uint64, seconds int64) {
+	c := part.cursors[g.name]
+	if c == nil {
+		floor, _ := g.starts(part)
+		c = newMCursor(floor)
+		part.cursors[g.name] = c
+	}
+	from, to := offsets[0], offsets[len(offsets)-1]
+	if p.CommitOnDelivery {
+		m.expect("attempt of a claim without a lease", cl.Attempt, 1)
+		m.expect("lease end of a claim without a lease", cl.Expires, int64(0))
+		c.floor = int64(to)
+		c.normalise()
+		return
+	}
+	if c.first != from {
+		c.first, c.attempts = from, 0
+	}
+	c.attempts++
+	m.expect("attempt of a claim", cl.Attempt, c.attempts)
+	c.lease = &mLease{id: p.LeaseID, from: from, to: to, expires: m.now + seconds*1_010_000}
+	m.expect("lease end", cl.Expires, c.lease.expires)
+}
+
+// nothingLeft expects that a pop could not have got anything more.
+func (m *model) nothingLeft(g *mGroup, q *mQueue, p *Pop, why string) {
+	for _, part := range q.order {
+		if p.Partition != "" && part.name != p.Partition {
+			continue
+		}
+		if left := m.deliverable(g, part); len(left) > 0 {
+			m.fail("pop of %s for %s %s, and %s still delivers %v", q.name, g.name, why, part.name, left)
+		}
+	}
+}
+
+// lookups reports whether claims of a group may need the disk, so that a pop
+// can be content with less than there is.
+func (g *mGroup) lookups(q *mQueue) bool {
+	return g.mode == SubscribeFrom || q.opts.DelayedProcessing > 0
+}
+
+// serve checks the waiting pops of all groups, in arrival order. state says
+// what became of a pop in this cycle.
+func (m *model) serve(state func(*Call) popState) {
+	for _, q := range m.queues {
+		for _, g := range q.groups {
+			m.serveGroup(q, g, state)
+		}
+	}
+	for name, list := range m.orphans {
+		m.orphans[name] = slices.DeleteFunc(list, func(w *mWait) bool {
+			s := state(w.call)
+			m.expect("pop without a queue waits", s == popWaits, w.deadline > m.now)
+			return s != popWaits
+		})
+	}
+}
+
+type popState uint8
+
+const (
+	popWaits popState = iota
+	popAnswered
+	popPrepares
+)
+
+func (m *model) serveGroup(q *mQueue, g *mGroup, state func(*Call) popState) {
+	var still []*mWait
+	for _, w := range g.waiters {
+		p := w.pop
+		s := state(w.call)
+		switch {
+		case s == popPrepares:
+			if !g.lookups(q) {
+				m.fail("pop of %s for %s wants look-ups", q.name, g.name)
+			}
+		case s == popAnswered && len(p.Claims) > 0:
+			m.expect("a pop whose caller left gets messages", w.call.Gone.Load(), false)
+			m.served(q, g, p)
+		case s == popAnswered:
+			if !w.call.Gone.Load() {
+				m.expect("an empty answer is due", w.deadline <= m.now, true)
+				m.nothingLeft(g, q, p, "was answered empty")
+			}
+		default:
+			if w.deadline <= m.now {
+				m.fail("pop of %s for %s waits beyond its deadline", q.name, g.name)
+			}
+			if !w.call.Gone.Load() {
+				m.nothingLeft(g, q, p, "waits")
+			}
+			still = append(still, w)
+		}
+	}
+	g.waiters = still
+}
+
+func (m *model) served(q *mQueue, g *mGroup, p *Pop) {
+	seconds := p.LeaseSeconds
+	if seconds <= 0 {
+		seconds = q.opts.LeaseTime
+	}
+	if p.Partition != "" {
+		m.expect("claims of a pop of one partition", len(p.Claims), 1)
+		m.expect("partition of a pop", p.Claims[0].Partition, p.Partition)
+	}
+	if len(p.Claims) > p.Partitions {
+		m.fail("%d claims of at most %d", len(p.Claims), p.Partitions)
+	}
+	left := m.claims(g, q, p, p.Claims, p.Batch, seconds)
+	if p.Partition == "" && left > 0 && len(p.Claims) < p.Partitions && !g.lookups(q) {
+		m.nothingLeft(g, q, p, "got less than it asked for")
+	}
+}
+
+// discover checks a pop by labels.
+func (m *model) discover(c *Call, p *Pop, prepares bool) {
+	if c.Gone.Load() {
+		return
+	}
+	budget := p.Batch
+	left := p.Claims
+	for _, q := range m.sorted(c.Tenant) {
+		if p.MatchNamespace && q.opts.Namespace != p.Namespace || p.MatchTask && q.opts.Task != p.Task {
+			continue
+		}
+		g := m.group(q, p.Group, p.Mode, p.From)
+		if prepares {
+			continue
+		}
+		n := 0
+		for n < len(left) && left[n].Queue == q.name {
+			n++
+		}
+		seconds := p.LeaseSeconds
+		if seconds <= 0 {
+			seconds = 60
+		}
+		taken := len(p.Claims) - len(left) + n
+		budget = m.claims(g, q, p, left[:n], budget, seconds)
+		left = left[n:]
+		if budget > 0 && taken < p.Partitions && !g.lookups(q) {
+			m.nothingLeft(g, q, p, "found less than there is")
+		}
+	}
+	if len(left) > 0 {
+		m.fail("claims of queues that do not match: %s", left[0].Queue)
+	}
+}
+
+// nextEvent is when something is due by time alone: a waiting pop's deadline or
+// what it can get then, a timer. 0: nothing.
+func (m *model) nextEvent() int64 {
+	next := int64(0)
+	at := func(t int64) {
+		if next == 0 || t < next {
+			next = t
+		}
+	}
+	for _, t := range m.timers {
+		if !t.flying {
+			at(t.deliver)
+		}
+	}
+	for _, list := range m.orphans {
+		for _, w := range list {
+			at(w.deadline)
+		}
+	}
+	for _, q := range m.queues {
+		for _, g := range q.groups {
+			for _, w := range g.waiters {
+				at(w.deadline)
+				for _, p := range q.order {
+					if t, ok := m.deliverableFrom(g, p); ok && (w.pop.Partition == "" || w.pop.Partition == p.name) {
+						at(t)
+					}
+				}
+			}
+		}
+	}
+	return next
+}
+
+// deliverableFrom is when a partition will deliver something to a group if
+// nothing else happens.
+func (m *model) deliverableFrom(g *mGroup, p *mPart) (t int64, ok bool) {
+	c := p.cursors[g.name]
+	if c == nil {
+		floor, ok := g.starts(p)
+		if !ok {
+			return 0, false
+		}
+		c = newMCursor(floor)
+	}
+	for i := c.floor + 1; i < int64(len(p.msgs)); i++ {
+		if c.above[uint64(i)] {
+			continue
+		}
+		t = max(c.hold, p.lastAppend()+p.q.opts.WindowBuffer*1_000_000, p.msgs[i].time+p.q.opts.DelayedProcessing*1_000_000)
+		if c.lease != nil {
+			t = max(t, c.lease.expires)
+		}
+		return t, true
+	}
+	return 0, false
+}
