@@ -205,15 +205,28 @@ func (p *jsonParser) string() (string, error) {
 		case c < 0x20:
 			return "", p.errorf("control byte %#x in a string", c)
 		default:
-			r, n := utf8.DecodeRuneInString(p.s[p.pos:])
-			if r == utf8.RuneError && n <= 1 {
+			run := p.plain()
+			if !utf8.ValidString(run) {
 				return "", p.errorf("invalid UTF-8")
 			}
-			b.WriteString(p.s[p.pos : p.pos+n])
-			p.pos += n
+			p.pos += len(run)
+			if b.Len() == 0 && p.peek() == '"' {
+				p.pos++
+				return run, nil
+			}
+			b.WriteString(run)
 		}
 	}
 	return "", p.errorf("string without end")
+}
+
+// plain is the text up to the next quote, escape or control byte.
+func (p *jsonParser) plain() string {
+	rest := p.s[p.pos:]
+	if i := strings.IndexFunc(rest, func(r rune) bool { return r == '"' || r == '\\' || r < 0x20 }); i >= 0 {
+		return rest[:i]
+	}
+	return rest
 }
 
 func (p *jsonParser) escape() (rune, error) {
