@@ -205,9 +205,11 @@ func (s *Store) SyncFound() error {
 		}
 	}
 	for _, q := range s.Logs() {
+		sync := q.Log.Sync
 		if dirty > syncAllAbove {
-			q.Log.SyncedByFS()
-		} else if err := q.Log.Sync(); err != nil {
+			sync = q.Log.SyncedByFS
+		}
+		if err := sync(); err != nil {
 			return fmt.Errorf("log q%d: %w", q.ID, err)
 		}
 		if files := q.Files(); len(files) > 0 && files[len(files)-1].Sealed {

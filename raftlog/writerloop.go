@@ -173,7 +173,9 @@ func (l *writerLoop) syncLogs(logs []*QueueLog) error {
 			return fmt.Errorf("sync the volume of %s: %w", l.cfg.Dir, err)
 		}
 		for _, q := range logs {
-			q.Log.SyncedByFS()
+			if err := q.Log.SyncedByFS(); err != nil {
+				return fmt.Errorf("log q%d: %w", q.ID, err)
+			}
 		}
 		return nil
 	}

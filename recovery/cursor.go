@@ -124,6 +124,10 @@ func (c *cursor) records(yield func(item) bool) {
 			c.bad = &badEnd{at: place{c.q, f.seq, torn.Pos}, what: torn.What, err: torn}
 			c.end = c.bad.at
 			c.claimsAfter(torn)
+			if torn.Unsearched > 0 {
+				// What was not searched may hold a record that proves this one durable.
+				c.err = &RefuseError{File: at.file(), Pos: torn.Pos, What: torn.What, Expected: torn.Expected, Found: torn.Found, Err: torn}
+			}
 			return
 		case err != nil:
 			c.err = scanError(at, err)

@@ -103,6 +103,10 @@ func (b *Broker) Stop(ctx context.Context) error {
 	return err
 }
 
+// stuckWrite is how long a write may take before the node says that it does
+// not serve.
+const stuckWrite = 3 * time.Second
+
 // Status translates the group's numbers.
 func (b *Broker) Status() Status {
 	g := b.group.Status()
@@ -113,9 +117,12 @@ func (b *Broker) Status() Status {
 	switch {
 	case g.Failed:
 		st.Role, st.Reason = "stopped", "the log cannot be written"
+	case g.OldestWrite > stuckWrite:
+		st.Reason = "a write to the log has not finished for " + g.OldestWrite.Round(time.Second).String()
 	case !g.Leader:
 		st.Reason = "no leader is known"
-	default:
+	}
+	if g.Leader && !g.Failed {
 		st.Role = "leader"
 	}
 	return st

@@ -11,12 +11,12 @@ import (
 
 // popParams are the query parameters of a pop, as sent.
 type popParams struct {
-	batch, partitions, timeout, lease      int64
-	hasBatch, hasPartitions, hasTimeout    bool
-	wait, commit, conflation, autopilot    bool
-	group, mode, from                      string
-	namespace, task                        string
-	hasNamespace, hasTask, hasSubscription bool
+	batch, partitions, timeout, lease   int64
+	hasBatch, hasPartitions, hasTimeout bool
+	wait, commit, conflation, autopilot bool
+	group, mode, from                   string
+	namespace, task                     string
+	hasNamespace, hasTask               bool
 }
 
 // parsePopQuery reads the query; on a parameter that does not parse it says
