@@ -255,27 +255,41 @@ func (m *Machine) claimPinned(w *waiter, seconds int64) (lookup bool) {
 	return m.claim(w.call, w.pop, c, w.pop.Batch, seconds)
 }
 
-// claimReady claims from the group's ready list until the pop's budgets are
-// used up.
+// claimReady claims from the group's ready list, which a sweep fills up, until
+// the pop's budgets are used up.
 func (m *Machine) claimReady(c *Call, p *Pop, g *group, seconds int64) (lookup bool) {
-	budget := p.Batch
-	for _, cl := range p.Claims {
-		budget -= cl.Count
-	}
-	if g.ready < p.Partitions {
-		lookup = m.sweepGroup(c, g, p.Partitions)
-	}
-	for tries := g.ready; tries > 0 && g.readyHead != nil && budget > 0 && len(p.Claims) < p.Partitions; tries-- {
-		cur := g.readyHead
-		before := len(p.Claims)
-		if m.claim(c, p, cur, budget, seconds) {
+	for from := g.sweep; ; {
+		if g.ready < p.Partitions {
+			lookup = m.sweepGroup(c, g, p.Partitions)
+		}
+		if m.claimListed(c, p, g, seconds) {
 			return len(p.Claims) == 0
+		}
+		if len(p.Claims) > 0 || lookup || !g.sweeping() {
+			return lookup && len(p.Claims) == 0
+		}
+		// What was listed is not deliverable yet after all: look further.
+		if g.sweep-from >= sweepSlice {
+			m.later = append(m.later, g)
+			return false
+		}
+	}
+}
+
+// claimListed claims from the ready list as it is. Each cursor is tried once:
+// one that cannot deliver yet leaves the list.
+func (m *Machine) claimListed(c *Call, p *Pop, g *group, seconds int64) (lookup bool) {
+	budget := p.left()
+	for tries := g.ready; tries > 0 && g.readyHead != nil && budget > 0 && len(p.Claims) < p.Partitions; tries-- {
+		before := len(p.Claims)
+		if m.claim(c, p, g.readyHead, budget, seconds) {
+			return true
 		}
 		if len(p.Claims) > before {
 			budget -= p.Claims[before].Count
 		}
 	}
-	return lookup && len(p.Claims) == 0
+	return false
 }
 
 // claim gives a pop what a ready cursor can deliver. It reports whether

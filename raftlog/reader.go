@@ -92,17 +92,20 @@ func (r *reader) cachedAppend(q *QueueLog, ref index.AppendRef, queue, from, to 
 		return q.appendAt(ref, queue, buf)
 	}
 	key := blockKey{log: q.ID, seq: ref.Seq, pos: ref.Pos}
-	if body := r.store.blocks.get(key); body != nil {
-		if a, err := q.checkAppend(body, ref, queue); err == nil {
-			return a, nil
-		}
+	if b := r.store.blocks.get(key); b != nil && q.isAppend(&b.append, ref, queue) {
+		return b.from(from), nil
 	}
 	var own []byte
 	a, err := q.appendAt(ref, queue, &own)
-	if err == nil {
-		r.store.blocks.put(key, own)
+	if err != nil {
+		return a, err
 	}
-	return a, err
+	b, err := newBlock(a)
+	if err != nil {
+		return a, err
+	}
+	r.store.blocks.put(key, b)
+	return b.from(from), nil
 }
 
 // appendAt reads the append record at ref and checks that it is the one. The
@@ -124,11 +127,16 @@ func (q *QueueLog) checkAppend(body []byte, ref index.AppendRef, queue uint64) (
 		return entry.Append{}, fmt.Errorf("log q%d file %d pos %d: %w", q.ID, ref.Seq, ref.Pos, err)
 	}
 	a := rec.Append
-	if rec.Kind != entry.KindAppend || a.Queue != queue || a.Partition != ref.Partition || a.First != ref.First {
+	if rec.Kind != entry.KindAppend || !q.isAppend(&a, ref, queue) {
 		return a, fmt.Errorf("log q%d file %d pos %d: expected an append of queue %d partition %d at offset %d, found kind %d queue %d partition %d offset %d",
 			q.ID, ref.Seq, ref.Pos, queue, ref.Partition, ref.First, rec.Kind, a.Queue, a.Partition, a.First)
 	}
 	return a, nil
+}
+
+// isAppend reports whether a is what was looked up: a file may have been replaced.
+func (q *QueueLog) isAppend(a *entry.Append, ref index.AppendRef, queue uint64) bool {
+	return a.Queue == queue && a.Partition == ref.Partition && a.First == ref.First
 }
 
 // eachMessage calls fn for an append's messages in [from, to]. The message is

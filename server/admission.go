@@ -145,11 +145,10 @@ func (x *exchange) awaitAdmission(n int64) bool {
 // readGrowing admits and reads the body of a write that grows storage. A body
 // without a length is admitted once its length is known.
 func (x *exchange) readGrowing(w *work) bool {
-	n := x.c.Request.ContentLength
-	if n > x.s.cfg.Limits.BodyBytes {
-		x.tooLarge(x.s.cfg.Limits.BodyBytes)
+	if x.bodyTooLarge() {
 		return false
 	}
+	n := x.c.Request.ContentLength
 	if n > 0 && !x.admit(w, n) {
 		return false
 	}

@@ -291,8 +291,7 @@ const statusClientGone = 499
 func (x *exchange) readBody(w *work) bool {
 	limit, req := x.s.cfg.Limits.BodyBytes, x.c.Request
 	switch n := req.ContentLength; {
-	case n > limit:
-		x.tooLarge(limit)
+	case x.bodyTooLarge():
 		return false
 	case n >= 0:
 		if int64(cap(w.body)) < n {
@@ -330,6 +329,17 @@ func (x *exchange) readChunked(w *work, limit int64) bool {
 			return false
 		}
 	}
+}
+
+// bodyTooLarge answers 413 when the request says that its body is over the
+// limit.
+func (x *exchange) bodyTooLarge() bool {
+	limit := x.s.cfg.Limits.BodyBytes
+	if x.c.Request.ContentLength <= limit {
+		return false
+	}
+	x.tooLarge(limit)
+	return true
 }
 
 func (x *exchange) tooLarge(limit int64) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"queen/fsm"
 	"queen/index"
 	"queen/internal/entry"
+	"queen/raftlog"
 	"queen/server/rawjson"
 )
 
@@ -191,6 +193,10 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 	x.out = out
 	s.putWork(w)
 	switch {
+	case errors.Is(err, raftlog.ErrNoLog):
+		// The queue was removed with its log after the claim: nothing is left.
+		s.handBackLater(back)
+		x.empty(http.StatusNoContent)
 	case err != nil:
 		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
 		s.unwell("a stored payload cannot be read; see the log")

@@ -197,7 +197,7 @@ func (s *Server) parseItems(w *work, push *fsm.Push, alias bool, shape, item *pr
 
 func (s *Server) servePush(x *exchange) {
 	w := s.getWork(x)
-	if x.storageFull() || !x.readGrowing(w) {
+	if x.bodyTooLarge() || x.storageFull() || !x.readGrowing(w) {
 		s.putWork(w)
 		return
 	}

@@ -117,12 +117,13 @@ func (a *ackTable) popAll() (all []poppedMessage) {
 		}
 		messages, _ := v.field("messages")
 		for _, m := range messages.elems {
-			all = append(all, poppedMessage{text1(m, "partition"), text1(m, "partitionId"), text1(m, "leaseId"), text1(m, "transactionId")})
+			all = append(all, poppedMessage{fieldText(m, "partition"), fieldText(m, "partitionId"), fieldText(m, "leaseId"), fieldText(m, "transactionId")})
 		}
 	}
 }
 
-func text1(v value, name string) string {
+// fieldText is a field of an object: a string's text, anything else as it stands.
+func fieldText(v value, name string) string {
 	f, _ := v.field(name)
 	if f.kind == text {
 		return f.str
@@ -138,8 +139,8 @@ func (a *ackTable) letters() map[string][]string {
 		v := a.must("GET", fmt.Sprintf("/api/v1/dlq?queue=%s&limit=1000&offset=%d", a.queue, offset), nil, 200)
 		messages, _ := v.field("messages")
 		for _, m := range messages.elems {
-			p := text1(m, "partition")
-			got[p] = append(got[p], text1(m, "transactionId"))
+			p := fieldText(m, "partition")
+			got[p] = append(got[p], fieldText(m, "transactionId"))
 		}
 		if len(messages.elems) < 1000 {
 			return got
@@ -218,11 +219,11 @@ func (a *ackTable) checkVerdicts(v value, statuses [tableMessages]string, fates 
 	released := 0
 	for i, e := range v.elems {
 		want := fmt.Sprintf("%d %s true null %v false", i, messageName(i), fates[i].filed)
-		got := strings.Join([]string{text1(e, "index"), text1(e, "transactionId"), text1(e, "success"), text1(e, "error"), text1(e, "dlq"), text1(e, "noop")}, " ")
+		got := strings.Join([]string{fieldText(e, "index"), fieldText(e, "transactionId"), fieldText(e, "success"), fieldText(e, "error"), fieldText(e, "dlq"), fieldText(e, "noop")}, " ")
 		if got != want {
 			a.t.Errorf("%v, item %d: expected %q, found %q", statuses, i, want, got)
 		}
-		if text1(e, "leaseReleased") == "true" {
+		if fieldText(e, "leaseReleased") == "true" {
 			released++
 		}
 	}
@@ -234,11 +235,11 @@ func (a *ackTable) checkVerdicts(v value, statuses [tableMessages]string, fates 
 func (a *ackTable) checkResults(v value, statuses [tableMessages]string, fates [tableMessages]fate) {
 	a.t.Helper()
 	results, _ := v.field("results")
-	if text1(v, "success") != "true" || len(results.elems) != tableMessages {
+	if fieldText(v, "success") != "true" || len(results.elems) != tableMessages {
 		a.t.Fatalf("%v: %s", statuses, short(v.raw))
 	}
 	for i, e := range results.elems {
-		if text1(e, "success") != "true" || text1(e, "dlq") != fmt.Sprint(fates[i].filed) {
+		if fieldText(e, "success") != "true" || fieldText(e, "dlq") != fmt.Sprint(fates[i].filed) {
 			a.t.Errorf("%v, result %d: %s", statuses, i, e.raw)
 		}
 	}
@@ -291,11 +292,11 @@ func TestAckTableSeparateCalls(t *testing.T) {
 			e := a.must("POST", "/api/v1/ack", body, 200).elems[0]
 			want := model.ack(i, statuses[i])
 			got := "success"
-			if text1(e, "noop") == "true" {
+			if fieldText(e, "noop") == "true" {
 				got = "noop"
 			}
-			if text1(e, "success") == "false" {
-				got = text1(e, "error")
+			if fieldText(e, "success") == "false" {
+				got = fieldText(e, "error")
 			}
 			if wrong < 10 && !strings.HasPrefix(got, want) {
 				wrong++
