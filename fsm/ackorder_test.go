@@ -19,6 +19,9 @@ func TestAckOrder(t *testing.T) {
 		}
 		for variant := range 8 {
 			together, reversed, known := variant&1 == 0, variant&2 == 0, variant&4 == 0
+			if reversed && !known {
+				continue
+			}
 			order := []int{0, 1, 2, 3, 4}
 			if reversed {
 				slices.Reverse(order)
