@@ -86,7 +86,7 @@ func endOfBatch(status []AckStatus, order []int, together bool) string {
 }
 
 func ackBatch(t *testing.T, status []AckStatus, order []int, together, known bool) string {
-	r := newRig(t, Config{})
+	r := newRig(t, Config{DedupBytes: 1 << 15})
 	r.twin, r.batches = nil, known
 	var items []PushItem
 	for i := range status {

@@ -1,47 +1,75 @@
 package fsm
 
 import (
+	"bytes"
+
 	"queen/internal/entry"
 )
+
+// smallCall is the number of items up to which a call is searched item by item;
+// most calls are small, and a map costs more than looking.
+const smallCall = 32
 
 // GroupItems sorts the items by partition, keeping request order, and marks
 // repeats inside the call. The edge calls it once, off the loop.
 func (p *Push) GroupItems() {
-	type place struct{ queue, partition string }
-	type key struct {
-		group int
-		txn   string
+	var groups map[[2]string]int
+	var seen map[uint64][]int
+	if len(p.Items) > smallCall {
+		groups, seen = map[[2]string]int{}, make(map[uint64][]int, len(p.Items))
 	}
-	groups := make(map[place]int, 1)
-	var seen map[key]int
-	if len(p.Items) > 1 {
-		seen = make(map[key]int, len(p.Items))
-	}
-	last, lastAt := place{}, -1
+	last := -1
 	for i := range p.Items {
 		it := &p.Items[i]
+		if last < 0 || p.Groups[last].Queue != it.Queue || p.Groups[last].Partition != it.Partition {
+			last = p.groupOf(it, groups)
+		}
+		g := &p.Groups[last]
 		it.DupOf = -1
-		at := place{it.Queue, it.Partition}
-		g := lastAt
-		if g < 0 || at != last {
-			var ok bool
-			if g, ok = groups[at]; !ok {
-				g = len(p.Groups)
-				groups[at] = g
-				p.Groups = append(p.Groups, PushGroup{Queue: it.Queue, Partition: it.Partition})
-			}
-			last, lastAt = at, g
+		if it.Txn != nil {
+			it.DupOf = p.firstOf(it, g, seen)
 		}
-		if it.Txn != nil && seen != nil {
-			k := key{g, string(it.Txn)}
-			if first, dup := seen[k]; dup {
-				it.DupOf = first
-			} else {
-				seen[k] = i
-			}
+		if seen != nil && it.Txn != nil && it.DupOf < 0 {
+			seen[it.TxnHash] = append(seen[it.TxnHash], i)
 		}
-		p.Groups[g].Items = append(p.Groups[g].Items, i)
+		g.Items = append(g.Items, i)
 	}
+}
+
+// groupOf finds the group of an item's partition, or begins it.
+func (p *Push) groupOf(it *PushItem, groups map[[2]string]int) int {
+	if groups != nil {
+		key := [2]string{it.Queue, it.Partition}
+		if g, ok := groups[key]; ok {
+			return g
+		}
+		groups[key] = len(p.Groups)
+	} else {
+		for g := range p.Groups {
+			if p.Groups[g].Queue == it.Queue && p.Groups[g].Partition == it.Partition {
+				return g
+			}
+		}
+	}
+	p.Groups = append(p.Groups, PushGroup{Queue: it.Queue, Partition: it.Partition})
+	return len(p.Groups) - 1
+}
+
+// firstOf is the first item of the group with the same transactionId, or -1. A
+// hash only points there: the ids are compared.
+func (p *Push) firstOf(it *PushItem, g *PushGroup, seen map[uint64][]int) int {
+	before := g.Items
+	if seen != nil {
+		before = seen[it.TxnHash]
+	}
+	for _, j := range before {
+		o := &p.Items[j]
+		if o.TxnHash == it.TxnHash && o.DupOf < 0 && bytes.Equal(o.Txn, it.Txn) &&
+			o.Queue == it.Queue && o.Partition == it.Partition {
+			return j
+		}
+	}
+	return -1
 }
 
 // planPush stores each group by itself: a duplicate or an append that is too
