@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sort"
 
+	"queen/index"
 	"queen/internal/entry"
 )
 
@@ -118,7 +119,7 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	}
 	if it.HasLease && held == nil && c.repeated(it, found) {
 		it.Success, it.Noop, it.LeaseReleased = true, true, true
-		it.DLQ = c.refiled(it, found)
+		it.DLQ = it.Status != Completed && found.settled && c.released.did(releasedFiled, found.settledAt)
 		return false
 	}
 	switch {
@@ -134,29 +135,37 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	return false
 }
 
-// repeated recognises an ack that is sent again after it released its lease.
+// repeated recognises an ack that is sent again after it released its lease:
+// the same status of the same message, whatever class the release was of.
 func (c *cursor) repeated(it *AckItem, f resolution) bool {
 	r := c.released
 	if r == nil || r.id != it.LeaseID {
 		return false
 	}
-	did := func(what byte) bool { return r.result&what != 0 }
+	nacked := f.unsettled && r.did(releasedNacked, f.offset)
+	filed := f.settled && r.did(releasedFiled, f.settledAt)
 	switch it.Status {
 	case Completed:
-		return f.settled && did(releasedCompleted)
+		return f.settled && r.completed
 	case DeadLetter:
-		return f.settled && did(releasedDead)
+		return filed
 	case Failed:
-		return f.unsettled && did(releasedNacked) || f.settled && did(releasedDead|releasedDropped)
+		return nacked || filed || f.settled && r.did(releasedDropped, f.settledAt)
 	default:
-		return f.unsettled && did(releasedNacked)
+		return nacked
 	}
 }
 
-// refiled reports whether the ack that is repeated filed a dead letter.
-func (c *cursor) refiled(it *AckItem, f resolution) bool {
-	r := c.released.result
-	return it.Status == DeadLetter || it.Status == Failed && r&releasedDead != 0 && !(f.unsettled && r&releasedNacked != 0) && r&releasedDropped == 0
+// did reports whether the release did what to the message at offset.
+func (r *releasedLease) did(what int, offset uint64) bool {
+	return r.acts != nil && r.acts[what].Contains(offset)
+}
+
+func (r *releasedLease) note(what int, offset uint64) {
+	if r.acts == nil {
+		r.acts = new([3]index.OffsetSet)
+	}
+	r.acts[what].Add(offset, offset)
 }
 
 func (p *ackPlan) note(c *cursor, offset uint64) {
@@ -205,7 +214,8 @@ func (p *ackPlan) lowest(c *cursor, lo uint64, upTo *AckItem) uint64 {
 type resolution struct {
 	offset    uint64
 	unsettled bool // at offset, in reach: of the lease's batch, or after the cursor
-	settled   bool // a message with this id is settled
+	settled   bool // a message with this id is settled, the newest at settledAt
+	settledAt uint64
 	reach     bool // unsettled, but out of reach
 }
 
@@ -224,7 +234,7 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 		switch {
 		case o >= c.p.next:
 		case c.settled(o):
-			r.settled = true
+			r.settled, r.settledAt = true, max(r.settledAt, o)
 		case o < lo || o >= hi:
 			r.reach = true
 		case p.taken(c, o, it):
@@ -343,7 +353,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 		stops      = false
 		top        = c.committed
 		nacked     = false
-		result     byte
+		released   releasedLease
 		charged    = false
 		filed      = false
 		delay      int64
@@ -369,7 +379,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 		}
 		switch {
 		case j.back:
-			result |= releasedNacked
+			released.note(releasedNacked, j.offset)
 			if !stops || j.offset < stop {
 				stop, stops = j.offset, true
 			}
@@ -380,13 +390,13 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 				hadBackoff = true
 			}
 		case s == Completed:
-			result |= releasedCompleted
+			released.completed = true
 			top = max(top, int64(j.offset))
 		default:
 			if s == Failed && !c.p.q.opts.DeadLetters() {
-				result |= releasedDropped
+				released.note(releasedDropped, j.offset)
 			} else {
-				result |= releasedDead
+				released.note(releasedFiled, j.offset)
 			}
 			filed = true
 			top = max(top, int64(j.offset))
@@ -415,7 +425,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	if delay > 0 {
 		c.delayUntil = m.now + delay
 	}
-	m.releaseAfter(p, c, nacked, result, firstNack, lastDone)
+	m.releaseAfter(p, c, nacked, &released, firstNack, lastDone)
 	if inTxn {
 		m.b.Touch(c.p.q.id)
 	}
@@ -485,7 +495,7 @@ func (m *Machine) emitSettled(c *cursor, set byte, offset uint64) {
 
 // releaseAfter ends the lease when something of it was refused or dead
 // lettered, or when its batch is done.
-func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, result byte, firstNack, lastDone int) {
+func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, released *releasedLease, firstNack, lastDone int) {
 	l := c.lease
 	done := l != nil && c.committed >= int64(l.end)
 	if !nacked && !done {
@@ -498,7 +508,7 @@ func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, result byte, 
 		return
 	}
 	live := m.now < l.expires
-	c.released = &releasedLease{id: l.id, result: result}
+	c.released = &releasedLease{id: l.id, completed: released.completed, acts: released.acts}
 	m.clearLease(c)
 	if !live {
 		return

@@ -75,8 +75,9 @@ type mLease struct {
 }
 
 type mReleased struct {
-	id                               [16]byte
-	completed, nacked, dead, dropped bool
+	id                    [16]byte
+	completed             bool
+	nacked, dead, dropped map[uint64]bool // by offset
 }
 
 type mWait struct {

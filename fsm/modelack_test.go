@@ -45,14 +45,14 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 	if it.HasLease && held == nil && strict {
 		return mJudged{err: "invalid or expired lease"}
 	}
-	free, taken, settled := int64(-1), int64(-1), false
+	free, taken, settled := int64(-1), int64(-1), int64(-1)
 	for o := range p.msgs {
 		if p.msgs[o].txn != string(it.Txn) {
 			continue
 		}
 		switch {
 		case c.settled(uint64(o)):
-			settled = true
+			settled = int64(o) // the newest counts
 		case held != nil && uint64(o) > held.to:
 		case isTaken(before, c, uint64(o)):
 			if taken < 0 {
@@ -67,14 +67,14 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 	}
 	j := mJudged{part: p, c: c, group: it.Group}
 	if it.HasLease && held == nil {
-		return c.withoutLease(j, it, free >= 0, settled)
+		return c.withoutLease(j, it, free, settled)
 	}
 	switch {
 	case free >= 0:
 		j.offset, j.apply, j.ok = uint64(free), true, true
-	case settled && it.Status == Completed:
+	case settled >= 0 && it.Status == Completed:
 		j.ok = true
-	case settled:
+	case settled >= 0:
 		j.err = "already committed"
 	default:
 		j.err = "unresolvable"
@@ -92,30 +92,30 @@ func isTaken(before []mJudged, c *mCursor, o uint64) bool {
 }
 
 // withoutLease is an ack whose lease is not, or no longer, the live one.
-func (c *mCursor) withoutLease(j mJudged, it *AckItem, unsettled, settled bool) mJudged {
+func (c *mCursor) withoutLease(j mJudged, it *AckItem, free, settled int64) mJudged {
 	if r := c.released; r != nil && r.id == it.LeaseID {
+		came := free >= 0 && r.nacked[uint64(free)]
+		dead := settled >= 0 && r.dead[uint64(settled)]
+		dropped := settled >= 0 && r.dropped[uint64(settled)]
 		switch it.Status {
 		case Completed:
-			j.repeat = settled && r.completed
+			j.repeat = settled >= 0 && r.completed
 		case DeadLetter:
-			j.repeat = settled && r.dead
-			j.dlq = j.repeat
+			j.repeat = dead
 		case Failed:
-			came := unsettled && r.nacked
-			j.repeat = came || settled && (r.dead || r.dropped)
-			j.dlq = j.repeat && !came && !r.dropped
+			j.repeat = came || dead || dropped
 		case Retry:
-			j.repeat = unsettled && r.nacked
+			j.repeat = came
 		}
 		if j.repeat {
-			j.ok = true
+			j.ok, j.dlq = true, dead && it.Status != Completed
 			return j
 		}
 	}
 	switch {
-	case settled && it.Status == Completed:
+	case settled >= 0 && it.Status == Completed:
 		j.ok = true
-	case settled:
+	case settled >= 0:
 		j.err = "already committed"
 	default:
 		j.err = "invalid or expired lease"
@@ -173,7 +173,7 @@ func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
 	back := func(o uint64) bool { s := strongest[o]; return s == Retry || s == Failed && !spent }
 	filed := func(o uint64) bool { s := strongest[o]; return s == DeadLetter || s == Failed && spent && keeps }
 	stop, top := int64(-1), c.floor
-	var did mReleased
+	did := mReleased{nacked: map[uint64]bool{}, dead: map[uint64]bool{}, dropped: map[uint64]bool{}}
 	charged, ended, nacked := false, false, false
 	for o, s := range strongest {
 		switch {
@@ -181,14 +181,14 @@ func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
 			if stop < 0 || int64(o) < stop {
 				stop = int64(o)
 			}
-			did.nacked = true
+			did.nacked[o] = true
 			charged = charged || s == Failed
 		case s == Completed:
 			did.completed = true
 		case filed(o):
-			did.dead, ended = true, true
+			did.dead[o], ended = true, true
 		default:
-			did.dropped, ended = true, true
+			did.dropped[o], ended = true, true
 		}
 		nacked = nacked || s != Completed
 		top = max(top, int64(o))

@@ -45,7 +45,7 @@ func (p *nackKeepsLeasePlant) before(r *rig, _ []*Call) { p.held = leasesOf(r) }
 
 func (p *nackKeepsLeasePlant) after(r *rig, _ []*Call) {
 	for c, l := range p.held {
-		if c.lease == nil && c.released != nil && c.released.id == l.id && c.released.result&releasedNacked != 0 {
+		if c.lease == nil && c.released != nil && c.released.id == l.id && c.released.acts != nil && !c.released.acts[releasedNacked].Empty() {
 			r.m.setLease(c, l)
 			r.m.refresh(c)
 		}

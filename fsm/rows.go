@@ -277,7 +277,12 @@ func (c *cursor) encode(dst []byte) []byte {
 	}
 	if r := c.released; r != nil {
 		dst = append(dst, r.id[:]...)
-		dst = append(dst, r.result)
+		dst = append(dst, flag(r.completed)|flag(r.acts != nil)<<1)
+		if r.acts != nil {
+			for i := range r.acts {
+				dst = putString(dst, r.acts[i].AppendRanges(nil))
+			}
+		}
 	}
 	return dst
 }
@@ -293,9 +298,32 @@ func (c *cursor) decode(b []byte) error {
 		c.lease = &lease{id: r.id(), from: r.uvarint(), end: r.uvarint(), expires: r.varint(), worker: r.string()}
 	}
 	if flags&cursorHasReleased != 0 {
-		c.released = &releasedLease{id: r.id(), result: r.byte()}
+		if err := c.decodeReleased(&r); err != nil {
+			return err
+		}
 	}
 	return r.end()
+}
+
+func (c *cursor) decodeReleased(r *rowReader) error {
+	l := &releasedLease{id: r.id()}
+	flags := r.byte()
+	l.completed = flags&1 != 0
+	c.released = l
+	if flags&2 == 0 {
+		return nil
+	}
+	l.acts = new([3]index.OffsetSet)
+	for i := range l.acts {
+		ranges, err := index.DecodeRanges(r.bytes())
+		if err != nil {
+			return err
+		}
+		for _, g := range ranges {
+			l.acts[i].Add(g.Lo, g.Hi)
+		}
+	}
+	return nil
 }
 
 func (l *deadLetter) encode(dst []byte) []byte {

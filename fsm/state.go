@@ -136,17 +136,19 @@ type lease struct {
 	sibling *lease // next lease with the same id: a pop of several partitions has one
 }
 
-// What a lease's release did, for a repeated ack.
+// What a lease's release did to messages.
 const (
-	releasedCompleted = 1 << iota
-	releasedNacked
-	releasedDead
-	releasedDropped
+	releasedNacked  = 0
+	releasedFiled   = 1
+	releasedDropped = 2
 )
 
+// releasedLease is the last lease that was released, and what its release did,
+// so that the same ack sent again gets the same answer.
 type releasedLease struct {
-	id     [16]byte
-	result byte
+	id        [16]byte
+	completed bool                // a completed ack was among those that released it
+	acts      *[3]index.OffsetSet // nil: nothing was nacked, filed or dropped
 }
 
 type kvRow struct {
