@@ -94,7 +94,9 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 		c = part.cursor(g)
 	}
 	if c == nil || !c.row {
-		it.Err = errNoConsumer
+		if it.Err = errNoConsumer; it.HasLease {
+			it.Err = errLease // a lease of another group, which this one does not hold
+		}
 		return false
 	}
 	var held *lease

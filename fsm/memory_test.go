@@ -230,3 +230,27 @@ func TestReleaseParked(t *testing.T) {
 		t.Errorf("%d pops wait, %d calls answered; want none and 3", r.m.Parked(), r.answers)
 	}
 }
+
+// Append times that were looked up do not take the place of newer ones that are
+// known: the batch reaches as far as what is deliverable.
+func TestLookedUpTimesAreNotTheNewest(t *testing.T) {
+	r := newRig(t, Config{})
+	for i := range 3 {
+		run(r, newPush(r.item("a", "p", fmt.Sprint("m", i), nil)))
+	}
+	run(r, &Configure{Queue: "a", Set: []OptionValue{{Name: "delayedProcessing", Num: 1}}})
+	pop := &Pop{Queue: "a", Group: QueueMode, Batch: 10, Partitions: 1, LeaseID: leaseID("L"), WaitMicros: 1e7}
+	c := r.call(pop)
+	if p := r.plan(c); len(p.Prepare) != 1 {
+		t.Fatal("append times from before the delay were not asked for")
+	}
+	r.resolve(c)
+	run(r, newPush(r.item("a", "p", "m3", nil)))
+	r.now += 500_000
+	run(r, newPush(r.item("a", "p", "m4", nil)))
+	r.now += 600_000
+	r.do(c)
+	if len(pop.Claims) != 1 || pop.Claims[0].Count != 4 {
+		t.Errorf("claims %+v, want the four messages that are a second old", pop.Claims)
+	}
+}

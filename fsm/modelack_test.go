@@ -35,6 +35,9 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 		return mJudged{err: "unknown partition"}
 	}
 	c := p.cursors[it.Group]
+	if c == nil && it.HasLease {
+		return mJudged{err: "invalid or expired lease"}
+	}
 	if c == nil {
 		return mJudged{err: "consumer not found"}
 	}

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"container/heap"
+	"slices"
 
 	"queen/index"
 )
@@ -132,8 +133,20 @@ func (m *Machine) serve() {
 	}
 	m.hot = m.hot[:0]
 	for len(m.deadlines) > 0 && (m.deadlines[0].pop.deadline <= m.now || m.released) {
+		if w := m.deadlines[0]; m.searching(w) {
+			w.pop.deadline = m.now + 1
+			heap.Fix(&m.deadlines, 0)
+			continue
+		}
 		m.dismiss(m.deadlines[0])
 	}
+}
+
+// searching reports whether a pop that does not wait has partitions before it
+// that nobody has looked at yet: it is empty only when there are none left.
+func (m *Machine) searching(w *waiter) bool {
+	return w.pop.WaitMicros == 0 && w.pop.Partition == "" && !m.released && !w.call.Gone.Load() &&
+		slices.Contains(m.later, w.g)
 }
 
 // dismiss answers a pop as empty. Without effects nothing needs confirmation.

@@ -264,9 +264,16 @@ func TestEqualSetsEqualRows(t *testing.T) {
 // A node that leads again, with a deleted queue that was not swept yet.
 func TestLeadAgain(t *testing.T) {
 	r := filled(t)
-	r.do(r.call(&DeleteQueue{Queue: "a"}))
+	var items []PushItem
+	for i := range sweepSliceRows + 10 {
+		items = append(items, r.item("a", fmt.Sprint("p", i), "m", nil))
+	}
+	run(r, newPush(items...))
+	last := fmt.Sprint("p", len(items)-1) // beyond the first slice, and leased
+	run(r, &Pop{Queue: "a", Partition: last, Group: "g", Batch: 1, Partitions: 1, LeaseID: leaseID("N")})
 	waiting := r.call(&Pop{Queue: "b", Group: "w", Batch: 1, Partitions: 1, WaitMicros: 1e9, LeaseID: leaseID("W")})
 	r.do(waiting)
+	r.do(r.call(&DeleteQueue{Queue: "a"}))
 	var err error
 	waiting.Done = func(e error) { err = e }
 	r.m.Follow()

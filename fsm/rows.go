@@ -252,6 +252,7 @@ func (g *group) decode(b []byte) error {
 const (
 	cursorHasLease = 1 << iota
 	cursorHasReleased
+	cursorHasMetadata
 )
 
 func (c *cursor) encode(dst []byte) []byte {
@@ -261,6 +262,9 @@ func (c *cursor) encode(dst []byte) []byte {
 	}
 	if c.released != nil {
 		flags |= cursorHasReleased
+	}
+	if c.metadata != nil {
+		flags |= cursorHasMetadata
 	}
 	dst = append(dst, flags)
 	dst = binary.AppendVarint(dst, c.committed)
@@ -284,6 +288,9 @@ func (c *cursor) encode(dst []byte) []byte {
 			}
 		}
 	}
+	if c.metadata != nil {
+		dst = putString(dst, *c.metadata)
+	}
 	return dst
 }
 
@@ -301,6 +308,11 @@ func (c *cursor) decode(b []byte) error {
 		if err := c.decodeReleased(&r); err != nil {
 			return err
 		}
+	}
+	c.metadata = nil
+	if flags&cursorHasMetadata != 0 {
+		text := r.string()
+		c.metadata = &text
 	}
 	return r.end()
 }

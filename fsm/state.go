@@ -105,6 +105,7 @@ type cursor struct {
 	lease      *lease
 	released   *releasedLease
 	sets       *settledSets
+	metadata   *string // stored with a position; nil: none
 	committed  int64  // -1: nothing
 	firstTry   uint64 // first offset of the last delivered batch
 	delayUntil int64

@@ -52,6 +52,7 @@ type core struct {
 	inflightLen int64     // bytes
 
 	reads    []readWait
+	looks    []lookWait
 	nextRead uint64 // context of the next ReadIndex
 
 	conf      Membership
@@ -243,6 +244,7 @@ func (c *core) turn(t Times) (again bool) {
 	c.ready()
 	planned := c.planAll()
 	c.releaseReads()
+	c.releaseLooks()
 	again = c.checkpointStep(planned)
 	if invariants.Enabled {
 		c.check()

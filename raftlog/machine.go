@@ -64,7 +64,8 @@ type Plan struct {
 	// confirmation (an empty pop). Nil: none.
 	Now func()
 	// Prepare holds calls that need something from the disk first; the group
-	// hands each to Config.Prepare, off the loop, which submits it again.
+	// hands each to Config.Prepare, off the loop, once everything planned before
+	// is written and can be read; that submits it again.
 	Prepare []any
 	// Wake is the broker time at which Plan is to be called even without
 	// calls; 0: no need.

@@ -71,9 +71,6 @@ func (c *core) planOnce() {
 	if p.Now != nil {
 		p.Now()
 	}
-	if len(p.Prepare) > 0 {
-		c.ports.prepare(p.Prepare)
-	}
 	if p.SealThrough != 0 {
 		c.ports.sealBefore(p.SealThrough)
 	}
@@ -84,6 +81,27 @@ func (c *core) planOnce() {
 	case p.Answer != nil:
 		c.reads = append(c.reads, readWait{after: c.planSeq, ask: c.nextRead, answer: p.Answer})
 		c.askRead()
+	}
+	if len(p.Prepare) > 0 {
+		c.looks = append(c.looks, lookWait{after: c.planSeq, calls: p.Prepare})
+	}
+}
+
+// lookWait is calls that need something from the disk. What was planned before
+// them may be what they look for, so they wait until it is there to be read.
+type lookWait struct {
+	after uint64 // planSeq
+	calls []any
+}
+
+// releaseLooks hands out the look-ups whose predecessors are written.
+func (c *core) releaseLooks() {
+	for len(c.looks) > 0 && c.looks[0].after <= c.releasedSeq && c.dead == nil {
+		c.ports.prepare(c.looks[0].calls)
+		c.looks[0] = lookWait{}
+		if c.looks = c.looks[1:]; len(c.looks) == 0 {
+			c.looks = nil
+		}
 	}
 }
 
