@@ -25,6 +25,7 @@ type coreRig struct {
 	pads   []uint64
 	confs  []Membership
 	rows   rigRows
+	looked int // calls handed out for look-ups
 	fatal  error
 }
 
@@ -52,6 +53,7 @@ type rigMachine struct {
 	applied        []uint64
 	wake           int64
 	more           bool
+	prepare        []any // of the next plan
 	captureRows    int
 	ended          []bool
 	time           int64
@@ -77,8 +79,8 @@ func (m *rigMachine) Follow()          { m.follows++ }
 func (m *rigMachine) Plan(now int64, calls []any) Plan {
 	m.plans++
 	m.nows = append(m.nows, now)
-	p := Plan{Wake: m.wake, More: m.more}
-	m.wake, m.more = 0, false
+	p := Plan{Wake: m.wake, More: m.more, Prepare: m.prepare}
+	m.wake, m.more, m.prepare = 0, false, nil
 	var b entry.Builder
 	for _, c := range calls {
 		if c.(*rigCall).effects {
@@ -144,7 +146,7 @@ func newRigAt(t testing.TB, s coreStart) *coreRig {
 		pad:        func(commit uint64) { r.pads = append(r.pads, commit) },
 		saveConf:   func(m Membership, _ uint64) { r.confs = append(r.confs, m) },
 		send:       func(ms []*pb.Message) { r.sent = append(r.sent, ms...) },
-		prepare:    func([]any) {},
+		prepare:    func(calls []any) { r.looked += len(calls) },
 		sealBefore: func(int64) {},
 		rows:       &r.rows,
 		fatal:      func(err error) { r.fatal = err },

@@ -319,6 +319,28 @@ func TestF11ReadWaitsForEverythingPlannedBefore(t *testing.T) {
 	r.want(read, "ok")
 }
 
+// A look-up may look for what was planned before it: it is handed out when that
+// is there to be read, and at once when nothing is in flight.
+func TestLookUpsWaitForWhatWasPlannedBefore(t *testing.T) {
+	r := leader1(t)
+	r.call(true)
+	r.m.prepare = []any{1, 2}
+	r.turn()
+	if r.looked != 0 {
+		t.Fatal("look-ups were handed out before the entry of their cycle was written")
+	}
+	r.complete(1)
+	if r.looked != 2 {
+		t.Fatalf("%d look-ups were handed out, want 2", r.looked)
+	}
+	r.m.prepare, r.m.more = []any{3}, true
+	r.call(false)
+	r.turn()
+	if r.looked != 3 {
+		t.Fatalf("%d look-ups were handed out, want 3", r.looked)
+	}
+}
+
 func TestF11ReadNeedsAConfirmedLeadership(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	r.elect()
