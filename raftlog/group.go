@@ -113,6 +113,8 @@ func Start(cfg Config, b Boot) (*Group, error) {
 		g.core.ckpt.bytes = 1 // what was replayed is worth a checkpoint
 	}
 	b.Store.SetApplied(b.Applied)
+	newest, _ := b.Store.timesOf()
+	b.Store.newest.Store(newest)
 	unsealed, _ := b.Store.bytes()
 	b.Store.unsealed.Store(unsealed)
 	w := &logWriter{store: b.Store, stateDir: StateDir(cfg.Dir), state: b.State, last: b.Last, durable: b.Last}

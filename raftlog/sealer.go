@@ -285,9 +285,21 @@ func (s *Store) oldestActive(over int64) (ids []uint64) {
 }
 
 // sealedThrough is a time t so that every append with a time at or below t is
-// in a sealed file. Entry times rise, so what is written later is newer.
+// in a sealed file. Entry times rise, so what is written later is newer. The
+// log writer runs meanwhile: what it adds to a log that was looked at already
+// is newer than the bound that is read first.
 func (s *Store) sealedThrough() int64 {
-	newest, oldest := int64(0), int64(0)
+	bound := s.newest.Load()
+	newest, oldest := s.timesOf()
+	if oldest != 0 {
+		return min(bound, oldest-1)
+	}
+	return min(bound, newest)
+}
+
+// timesOf is the time of the newest append of all files, and of the oldest one
+// that is not in a sealed file; 0: none.
+func (s *Store) timesOf() (newest, oldest int64) {
 	for _, q := range s.Logs() {
 		q.mu.Lock()
 		for _, f := range q.mu.files {
@@ -298,8 +310,5 @@ func (s *Store) sealedThrough() int64 {
 		}
 		q.mu.Unlock()
 	}
-	if oldest != 0 {
-		return oldest - 1
-	}
-	return newest
+	return newest, oldest
 }

@@ -27,6 +27,7 @@ type Store struct {
 	files   *segment.FileCache
 	tables  *index.TableCache
 	blocks  blockCache
+	newest  atomic.Int64  // time of the newest append that its log has noted
 	applied atomic.Uint64 // newest applied index: what is at or below it never changes
 	// unsealed is about the bytes of unsealed files; rolls counts the files that
 	// have ended. They save the sealer from looking at every log all the time.

@@ -180,6 +180,9 @@ func (w *logWriter) record(id, at uint64, t int64, fill func([]byte) []byte) (*Q
 	if ended {
 		w.store.rolls.Add(1)
 	}
+	if t != 0 {
+		w.store.newest.Store(t)
+	}
 	w.written += int(ref.Len) + recordHeader
 	w.store.unsealed.Add(grown)
 	return q, ref, nil
@@ -239,9 +242,18 @@ func (w *logWriter) pad(commit uint64) error {
 // cut takes entry index and everything after it out of every log: raft's
 // truncation of a conflicting tail (I5). The mark is durable before the first
 // log is touched and goes when all are done.
+//
+// What was written before and stays is synced here: a log that the cut does not
+// reach would otherwise lose its place among those that the next sync covers.
 func (w *logWriter) cut(index uint64) error {
-	if _, err := w.flush(); err != nil {
+	logs, err := w.flush()
+	if err != nil {
 		return err
+	}
+	for _, q := range logs {
+		if err := q.Log.Sync(); err != nil {
+			return fmt.Errorf("log q%d: %w", q.ID, err)
+		}
 	}
 	marked := w.state
 	marked.Cut = index

@@ -208,6 +208,29 @@ func TestF3LiveCutIsMarked(t *testing.T) {
 	}
 }
 
+// A batch that cuts makes durable what the cut leaves: entry 2 is in a log that
+// the cut at 3 does not reach, and nothing after it touches that log again.
+func TestI5CutKeepsWhatItLeavesDurable(t *testing.T) {
+	fsys := vfs.NewMem(1)
+	w := newWriter(t, fsys, 0)
+	first := appendRequest{entries: []*pb.Entry{{Index: new(uint64(1)), Term: new(uint64(1))}, planOf(2, 1, []uint64{1}), planOf(3, 1, []uint64{2})}}
+	if err := w.write(&first); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.syncNow(appendRequest{entries: []*pb.Entry{planOf(3, 2, []uint64{3})}}); err != nil {
+		t.Fatal(err)
+	}
+	if w.durable != 3 {
+		t.Fatalf("durable index %d, want 3", w.durable)
+	}
+	left := fsys.Crash(0)
+	for id, want := range map[uint64]int{1: 2, 3: 2} {
+		if got := len(logRecords(t, left, id)); got != want {
+			t.Errorf("log %d has %d records after a power cut, want %d", id, got, want)
+		}
+	}
+}
+
 // Term and vote are durable before the entries that came with them, and
 // written only when they change (F6).
 func TestF6StateFileIsWrittenWhenItChanges(t *testing.T) {
