@@ -34,6 +34,8 @@ type ackPlan struct {
 	items   []AckItem
 	judged  []judgement
 	cursors []*cursor // those with something to apply, in order of first mention
+	// contents is the size in bytes of the messages that are to be filed.
+	contents int
 	// offsets are those that an item means already; only kept for calls that are
 	// too long to be searched again for each item.
 	offsets map[cursorOffset]struct{}
@@ -70,6 +72,7 @@ func (m *Machine) planAck(c *Call, a *Ack) verdict {
 	if lookup || m.needContents(c, p) {
 		return again
 	}
+	m.dropOversized(c, p)
 	p.dropUnreadable()
 	for _, cur := range p.cursors {
 		m.settle(c, p, cur, false)
@@ -292,6 +295,7 @@ func (b *Batch) find(hash uint64, txn []byte, from uint64) (offset uint64, ok bo
 // needContents asks for the messages that will be filed as dead letters: their
 // payload goes into the same entry as the cursor's move.
 func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
+	p.contents = 0
 	for i := range p.items {
 		j := &p.judged[i]
 		if !j.apply || !m.files(j.c, p.items[i].Status) {
@@ -302,9 +306,24 @@ func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
 			lookup = true
 		} else if !n.found {
 			j.unreadable = true
+		} else {
+			p.contents += len(n.data)
 		}
 	}
 	return lookup
+}
+
+// dropOversized refuses the acks that file more than an entry takes: those that
+// come first are carried out, the others can be sent again.
+func (m *Machine) dropOversized(call *Call, p *ackPlan) {
+	for i, size := 0, 0; p.contents > m.cfg.EntryBytes && i < len(p.items); i++ {
+		j := &p.judged[i]
+		if !j.apply || j.unreadable || !m.files(j.c, p.items[i].Status) {
+			continue
+		}
+		size += len(call.needAt(need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset}).data)
+		j.unreadable = size > m.cfg.EntryBytes
+	}
 }
 
 // dropUnreadable refuses the acks that would file a message whose payload is

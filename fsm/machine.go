@@ -135,6 +135,7 @@ func (m *Machine) Lead(uint64) {
 // ErrNotLeader.
 func (m *Machine) Follow() {
 	m.leading = false
+	m.derived = false // what leads next begins anew: timers that were about to fire are due again
 	for _, w := range m.takeParked() {
 		w.call.Done(ErrNotLeader)
 	}

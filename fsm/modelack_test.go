@@ -129,6 +129,12 @@ func (c *mCursor) withoutLease(j mJudged, it *AckItem, free, settled int64) mJud
 // acks is a call of the ack routes.
 func (m *model) acks(tenant string, items []AckItem) {
 	judged := m.judgeAcks(tenant, items, false)
+	filed := 0
+	for i := range items {
+		if filed += m.fileSize(&items[i], &judged[i]); filed > m.cfg.EntryBytes && m.fileSize(&items[i], &judged[i]) > 0 {
+			judged[i] = mJudged{err: "unavailable"}
+		}
+	}
 	for i := range items {
 		it, j := &items[i], &judged[i]
 		if it.Success != j.ok {
@@ -144,6 +150,19 @@ func (m *model) acks(tenant string, items []AckItem) {
 		}
 	}
 	m.settle(items, judged)
+}
+
+// fileSize is the size of the message that an ack would file.
+func (m *model) fileSize(it *AckItem, j *mJudged) int {
+	if !j.apply {
+		return 0
+	}
+	opts := &j.part.q.opts
+	spent := it.Status == Failed && j.c.retries >= opts.RetryLimit && (opts.DeadLetterQueue || opts.DLQAfterMaxRetries)
+	if it.Status != DeadLetter && !spent {
+		return 0
+	}
+	return len(j.part.msgs[j.offset].raw)
 }
 
 // settle carries the judged acks out, for each (partition, group) together.
@@ -317,6 +336,9 @@ func (m *model) refusal(tenant string, t *Txn, judged []mJudged) string {
 		}
 	}
 	size := 128 * len(t.Acks)
+	for i := range t.Acks {
+		size += m.fileSize(&t.Acks[i], &judged[i])
+	}
 	status, repeat := map[*PushItem]PushStatus{}, map[*PushItem]bool{}
 	for _, group := range byPlace(&t.Push) {
 		all, _ := m.judgePush(tenant, group)

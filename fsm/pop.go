@@ -149,10 +149,16 @@ func (m *Machine) searching(w *waiter) bool {
 		slices.Contains(m.later, w.g)
 }
 
-// dismiss answers a pop as empty. Without effects nothing needs confirmation.
+// youngGroup is how long, in microseconds, an empty pop waits for confirmation
+// after its group was registered: longer than an entry is in flight.
+const youngGroup = 60_000_000
+
+// dismiss answers a pop as empty. That needs no confirmation, unless the
+// group's registration may still be on its way: an answered pop says that the
+// group has begun, also one that did not register it.
 func (m *Machine) dismiss(w *waiter) {
 	m.leave(w)
-	if w.effects {
+	if w.effects || m.now-w.g.created < youngGroup {
 		m.done = append(m.done, w.call)
 	} else {
 		m.instant = append(m.instant, w.call)

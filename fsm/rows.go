@@ -385,6 +385,7 @@ func (t *timer) encode(dst []byte) []byte {
 	dst = binary.AppendVarint(dst, t.created)
 	dst = binary.AppendVarint(dst, t.updated)
 	dst = binary.AppendUvarint(dst, t.value)
+	dst = binary.AppendUvarint(dst, uint64(t.size))
 	return putString(dst, t.message)
 }
 
@@ -400,7 +401,7 @@ func (t *timer) decode(key string, b []byte) error {
 	}
 	t.messageID = r.id()
 	t.attempts, t.lastError = r.varint(), r.string()
-	t.created, t.updated, t.value = r.varint(), r.varint(), r.uvarint()
+	t.created, t.updated, t.value, t.size = r.varint(), r.varint(), r.uvarint(), int(r.uvarint())
 	t.message = slices.Clone(r.bytes())
 	if err := r.end(); err != nil {
 		return err

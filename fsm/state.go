@@ -106,8 +106,8 @@ type cursor struct {
 	released   *releasedLease
 	sets       *settledSets
 	metadata   *string // stored with a position; nil: none
-	committed  int64  // -1: nothing
-	firstTry   uint64 // first offset of the last delivered batch
+	committed  int64   // -1: nothing
+	firstTry   uint64  // first offset of the last delivered batch
 	delayUntil int64
 	wakeAt     int64 // when to look again (heap), 0: not in the heap
 	heapIdx    int32
@@ -174,6 +174,7 @@ type timer struct {
 	messageID        [16]byte
 	message          []byte // nil: value
 	value            uint64
+	size             int // bytes of the message
 	attempts         int64
 	lastError        string
 	created, updated int64

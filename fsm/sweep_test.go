@@ -3,6 +3,8 @@ package fsm
 import (
 	"fmt"
 	"testing"
+
+	"queen/internal/entry"
 )
 
 // A pop that does not wait is empty only when every partition was looked at,
@@ -48,5 +50,51 @@ func TestPositionMetadataIsStored(t *testing.T) {
 	run(r, &Txn{Positions: []Position{{Queue: "a", Partition: "p", Group: "g", Offset: 0}}})
 	if got := metadata(); got != "" {
 		t.Fatalf("metadata %q, want none", got)
+	}
+}
+
+// An empty pop tells its caller that the group has begun, also when another pop
+// registered it and that is still on its way to the disk.
+func TestEmptyPopOfAYoungGroupWaits(t *testing.T) {
+	r := newRig(t, Config{})
+	pop := func() *Call {
+		return r.call(&Pop{Queue: "a", Group: "g", Batch: 1, Partitions: 1, LeaseID: leaseID("L")})
+	}
+	for _, calls := range [][]*Call{{pop(), pop()}, {pop()}} {
+		r.now++
+		if p := r.m.Plan(r.now, calls); p.Now != nil || p.Answer == nil {
+			t.Fatal("an empty pop is answered before its group is known to be there")
+		}
+	}
+	r.now += 2 * youngGroup
+	if p := r.m.Plan(r.now, []*Call{pop()}); p.Now == nil || p.Answer != nil {
+		t.Fatal("an empty pop of an old group waits for confirmation")
+	}
+}
+
+// The byte budget of a firing pass counts payloads that are values, too.
+func TestFireBudgetCountsValues(t *testing.T) {
+	r := newRig(t, Config{TimerFireBytes: 5000, TimerTick: 1})
+	ops := make([]TimerOp, 9)
+	for i := range ops {
+		it := r.item("a", "p", "", make([]byte, 2000))
+		ops[i] = TimerOp{Queue: "a", Partition: "p", Key: fmt.Sprint(i), DelayMs: 10, MessageID: it.ID, Message: it.Packed}
+	}
+	run(r, &Timers{Ops: ops})
+	r.restart()
+	r.now += 1_000_000
+	before := len(r.entries)
+	for r.partition("a", "p") == nil || r.partition("a", "p").next < 9 {
+		r.do()
+		r.now++
+	}
+	for _, data := range r.entries[before:] {
+		e, err := entry.Parse(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(e.Appends) > 3 {
+			t.Errorf("%d timers of 2,000 bytes fired in one entry, the budget is 5,000 bytes", len(e.Appends))
+		}
 	}
 }

@@ -54,6 +54,7 @@ func (m *Machine) schedule(tenant string, op *TimerOp, key string, old *timer) {
 	} else {
 		heap.Push(&m.due, t)
 	}
+	t.size = len(op.Message)
 	if len(op.Message) <= inlineValue {
 		t.message = bytes.Clone(op.Message) // the call's bytes are the edge's
 	} else {
@@ -111,7 +112,7 @@ func (m *Machine) fireTimers() {
 		t := heap.Pop(&m.due).(*timer)
 		t.firing = true
 		batch = append(batch, t)
-		size += max(len(t.message), inlineValue)
+		size += max(t.size, inlineValue)
 	}
 	c := &Call{Body: &fire{timers: batch}, internal: true, Done: func(error) {}}
 	m.route(c, m.planFire(c, c.Body.(*fire)))

@@ -32,6 +32,13 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 			return answered
 		}
 	}
+	if m.needContents(c, acks) {
+		return again
+	}
+	if acks.unreadable() {
+		t.refuse(ReasonUnavailable, "a message that is to be dead-lettered cannot be read now; transaction rolled back")
+		return answered
+	}
 	if len(t.Push.Items) > 0 {
 		if m.judgePush(c, &t.Push) {
 			return again
@@ -47,14 +54,7 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 		t.refuse(ReasonKVPrecondition, "a required KV precondition did not hold")
 		return answered
 	}
-	if m.refuseSize(t) {
-		return answered
-	}
-	if m.needContents(c, acks) {
-		return again
-	}
-	if acks.unreadable() {
-		t.refuse(ReasonUnavailable, "a message that is to be dead-lettered cannot be read now; transaction rolled back")
+	if m.refuseSize(t, acks.contents) {
 		return answered
 	}
 	m.emitTxn(c, t, acks)
@@ -106,8 +106,9 @@ func (m *Machine) refusePositions(tenant string, t *Txn) bool {
 	return false
 }
 
-// refuseSize checks the KV part, the timers and the whole command.
-func (m *Machine) refuseSize(t *Txn) bool {
+// refuseSize checks the KV part, the timers and the whole command, with the
+// messages that its acks file (letters bytes).
+func (m *Machine) refuseSize(t *Txn, letters int) bool {
 	kv, timers, push := 0, 0, 0
 	for i := range t.KV {
 		kv += len(t.KV[i].Key) + len(t.KV[i].Value) + 128
@@ -123,7 +124,7 @@ func (m *Machine) refuseSize(t *Txn) bool {
 	for _, part := range []struct {
 		name string
 		size int
-	}{{"KV operations", kv}, {"timers", timers}, {"whole command", kv + timers + push + 128*len(t.Acks)}} {
+	}{{"KV operations", kv}, {"timers", timers}, {"whole command", kv + timers + push + letters + 128*len(t.Acks)}} {
 		if part.size > m.cfg.EntryBytes {
 			t.refuse(ReasonTooLarge, fmt.Sprintf("the %s: over %d bytes; transaction rolled back", part.name, m.cfg.EntryBytes))
 			return true

@@ -2,6 +2,7 @@ package raftlog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,6 +13,10 @@ import (
 
 	"queen/index"
 )
+
+// ErrCutShort: a stop had no time left for the last checkpoint or the pad.
+// Everything that was answered is durable; the next start replays.
+var ErrCutShort = errors.New("no time was left for the last checkpoint, the next start replays")
 
 // Boot is what recovery found in a data directory and hands to Start. The
 // machine has been loaded, replayed and told that it is ready.
@@ -333,7 +338,8 @@ func (g *Group) handle(e *event) {
 // flight is waited for, a last checkpoint is taken so that the next start
 // replays nothing, a pad says what is durable, and files and lock are closed.
 // When ctx ends first, or the group has failed, the rest is skipped; the next
-// start then replays.
+// start then replays. The error is ErrCutShort when only checkpoint and pad
+// were skipped, and something else when work was undecided.
 func (g *Group) Stop(ctx context.Context) error {
 	g.stopOnce.Do(func() { g.stopErr = g.stop(ctx) })
 	return g.stopErr
@@ -356,9 +362,7 @@ func (g *Group) stop(ctx context.Context) error {
 	select {
 	case <-g.drained:
 	case <-ctx.Done():
-		err = fmt.Errorf("stop: work was still in flight: %w", ctx.Err())
-		g.post(event{fn: func() { g.core.dead = ErrStopped }})
-		<-g.drained
+		err = g.cutShort(ctx.Err())
 	}
 	g.sealer.stop()
 	g.prep.stop()
@@ -371,7 +375,7 @@ func (g *Group) stop(ctx context.Context) error {
 	<-g.writer.done
 	select {
 	case werr := <-stopped:
-		if err == nil {
+		if werr != nil && (err == nil || errors.Is(err, ErrCutShort)) {
 			err = werr
 		}
 	default: // it had failed before
@@ -380,9 +384,28 @@ func (g *Group) stop(ctx context.Context) error {
 		err = g.core.dead
 	}
 	for _, closer := range []func() error{g.boot.Rows.Close, g.store.Close, g.boot.Lock.Close} {
-		if cerr := closer(); err == nil {
+		if cerr := closer(); cerr != nil && (err == nil || errors.Is(err, ErrCutShort)) {
 			err = cerr
 		}
 	}
 	return err
+}
+
+// cutShort ends the loop at once and says what that left undone; nil when the
+// group had failed, which core.dead tells.
+func (g *Group) cutShort(cause error) error {
+	left := fmt.Errorf("stop: %w: %w", ErrCutShort, cause)
+	g.post(event{fn: func() {
+		c := g.core
+		switch {
+		case c.dead != nil:
+			left = nil
+			return
+		case !c.idle() || len(c.writes) > 0:
+			left = fmt.Errorf("stop: work was still in flight: %w", cause)
+		}
+		c.dead = ErrStopped
+	}})
+	<-g.drained
+	return left
 }

@@ -263,6 +263,20 @@ func (q *QueueLog) Files() []FileInfo {
 	return slices.Clone(q.mu.files)
 }
 
+// size counts the log's files and sums their sizes.
+func (q *QueueLog) size() (files int, unsealed, all int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.mu.files {
+		f := &q.mu.files[i]
+		all += f.Size
+		if !f.Sealed {
+			unsealed += f.Size
+		}
+	}
+	return len(q.mu.files), unsealed, all
+}
+
 // wrote notes where the records of an entry end, and drops marks that no cut
 // can need: of those at or below applied only the newest is kept.
 func (q *QueueLog) wrote(m EndMark, applied uint64) {

@@ -24,35 +24,23 @@ type ackFields struct {
 func (f *ackFields) take(s *rawjson.Scanner, key []byte) bool {
 	switch string(key) {
 	case "transactionId":
-		f.txn, f.hasTxn = f.text(s, "transactionId")
+		f.txn, f.hasTxn = textMember(s, "transactionId", &f.wrong)
 	case "partitionId":
-		f.partition, f.hasPartition = f.text(s, "partitionId")
+		f.partition, f.hasPartition = textMember(s, "partitionId", &f.wrong)
 	case "leaseId":
-		f.lease, _ = f.text(s, "leaseId")
+		f.lease, _ = textMember(s, "leaseId", &f.wrong)
 	case "status":
-		f.status, _ = f.text(s, "status")
+		f.status, _ = textMember(s, "status", &f.wrong)
 	case "error":
-		f.reason, _ = f.text(s, "error")
+		f.reason, _ = textMember(s, "error", &f.wrong)
 	case "consumerGroup":
-		f.group, f.hasGroup = f.text(s, "consumerGroup")
+		f.group, f.hasGroup = textMember(s, "consumerGroup", &f.wrong)
 	case "delayMs":
 		f.takeDelay(s)
 	default:
 		return false
 	}
 	return true
-}
-
-func (f *ackFields) text(s *rawjson.Scanner, name string) (b []byte, present bool) {
-	if s.Kind() == rawjson.Null {
-		s.Skip()
-		return nil, false
-	}
-	b, isString := s.Text()
-	if !isString {
-		f.wrong = name
-	}
-	return b, isString
 }
 
 func (f *ackFields) takeDelay(s *rawjson.Scanner) {
@@ -194,7 +182,7 @@ func parseAckBatch(w *work) (bad string) {
 		for ok := sc.EnterObject(); ok; ok = sc.NextMember() {
 			switch string(sc.Key()) {
 			case "consumerGroup":
-				top.group, _ = top.text(sc, "consumerGroup")
+				top.group, _ = textMember(sc, "consumerGroup", &top.wrong)
 			case "acknowledgments":
 				w.ack.Items = w.ack.Items[:0]
 				isArray, bad = parseAcks(w)

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"encoding/binary"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -213,9 +215,53 @@ func (s *Server) serveDLQReplay(x *exchange) {
 		x.replayGone(true)
 	case x.storageFull():
 		s.putWork(w)
+	case !s.destinationFits(x, id, queue, partition):
+		s.putWork(w)
 	default:
 		s.replay(x, w, &fsm.ReplayDeadLetter{ID: id, Queue: queue, Partition: partition}, true)
 	}
+}
+
+// destinationFits checks the names that a replay goes to when the body gives
+// one half of them: the other half is the source's. false: it has answered.
+func (s *Server) destinationFits(x *exchange, id [16]byte, queue, partition string) bool {
+	if (queue == "") == (partition == "") {
+		return true // given and checked, or the source's, which fit
+	}
+	source, found, answered := s.letterByID(x, id)
+	switch {
+	case answered:
+		return false
+	case !found:
+		return true // the replay says that it is gone
+	case queue == "":
+		queue = source.Queue
+	default:
+		partition = source.Partition
+	}
+	if !namesFit(queue, partition) {
+		x.fail(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
+		return false
+	}
+	return true
+}
+
+// letterByID looks a dead letter up. The state lists letters by the time of
+// their failure, which starts their ids: 48 bits of milliseconds.
+func (s *Server) letterByID(x *exchange, id [16]byte) (letter fsm.DeadLetterInfo, found, answered bool) {
+	micros := int64(binary.BigEndian.Uint64(id[:])>>16) * 1000
+	filter := fsm.DeadLetterFilter{From: micros, To: micros + 999, Limit: math.MaxInt}
+	var rows []fsm.DeadLetterInfo
+	tenant := x.tenant
+	if !s.read(x, func(st *fsm.State) { rows = st.DeadLetters(tenant, filter) }) {
+		return letter, false, true
+	}
+	for i := range rows {
+		if rows[i].ID == id {
+			return rows[i], true, false
+		}
+	}
+	return letter, false, false
 }
 
 func (x *exchange) replayGone(byID bool) {

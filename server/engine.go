@@ -14,9 +14,15 @@ type Engine interface {
 	Submit(*fsm.Call) error
 	// Reader reads what is in the queue logs.
 	Reader() raftlog.Reader
+	// LogSize counts the segment files and bytes of the log that holds a queue;
+	// with shards that log is shared with other queues. It is cheap.
+	LogSize(queue uint64) (segments int, bytes int64)
 	// Status tells how the group stands; it is cheap and may be a little old.
 	Status() Status
-	// Stop ends planning: every call in flight gets its Done.
+	// Stop ends planning. Calls in flight are waited for and get their Done.
+	// When ctx ends first, or the engine had failed, those that were not decided
+	// by then may never get it: nobody may wait for Done without a deadline of
+	// his own.
 	Stop(ctx context.Context) error
 }
 

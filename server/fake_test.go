@@ -86,6 +86,7 @@ func (e *fakeEngine) awaitCalls(n int) {
 }
 
 func (e *fakeEngine) Reader() raftlog.Reader         { return fakeReader{e} }
+func (e *fakeEngine) LogSize(uint64) (int, int64)    { return 0, 0 }
 func (e *fakeEngine) Status() Status                 { return e.status }
 func (e *fakeEngine) Stop(ctx context.Context) error { return nil }
 

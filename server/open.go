@@ -92,6 +92,9 @@ func (b *Broker) Submit(c *fsm.Call) error { return b.group.Submit(c) }
 // Reader reads the queue logs.
 func (b *Broker) Reader() raftlog.Reader { return b.group.Reader() }
 
+// LogSize counts the files and bytes of the log that holds a queue.
+func (b *Broker) LogSize(queue uint64) (segments int, bytes int64) { return b.group.LogSize(queue) }
+
 // Stop ends the group, and then what was still being prepared.
 func (b *Broker) Stop(ctx context.Context) error {
 	err := b.group.Stop(ctx)

@@ -59,6 +59,9 @@ func (s *Server) servePopDiscovery(x *exchange) {
 	case !p.hasNamespace && !p.hasTask:
 		x.failPop("discovery needs namespace, task or both")
 		return
+	case !namesFit("", p.group):
+		x.fail(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
+		return
 	}
 	p.wait, p.autopilot = false, false
 	w := s.getWork(x)

@@ -37,11 +37,11 @@ type pushFields struct {
 func (f *pushFields) take(s *rawjson.Scanner, key []byte) bool {
 	switch string(key) {
 	case "queue":
-		f.queue, f.hasQueue = f.text(s, "queue")
+		f.queue, f.hasQueue = textMember(s, "queue", &f.wrong)
 	case "partition":
-		f.partition, f.hasPartition = f.text(s, "partition")
+		f.partition, f.hasPartition = textMember(s, "partition", &f.wrong)
 	case "transactionId":
-		f.txn, _ = f.text(s, "transactionId")
+		f.txn, _ = textMember(s, "transactionId", &f.wrong)
 	case "payload":
 		f.payload = s.Raw()
 	case "data":
@@ -52,28 +52,6 @@ func (f *pushFields) take(s *rawjson.Scanner, key []byte) bool {
 		return false
 	}
 	return true
-}
-
-// text reads a string member; null counts as absent.
-func (f *pushFields) text(s *rawjson.Scanner, name string) (b []byte, present bool) {
-	if s.Kind() == rawjson.Null {
-		s.Skip()
-		return nil, false
-	}
-	b, isString := s.Text()
-	if !isString {
-		f.wrong = name
-	}
-	return b, isString
-}
-
-// partitionLen is the length of the partition's name, which is the default one
-// when the item names none.
-func (f *pushFields) partitionLen() int {
-	if f.hasPartition {
-		return len(f.partition)
-	}
-	return len(defaultPartition)
 }
 
 // addItem checks an item and adds it to items, its message packed.
@@ -87,7 +65,7 @@ func (s *Server) addItem(w *work, items []fsm.PushItem, f *pushFields, keepTrace
 		p.set(http.StatusBadRequest, "bad_request", "an item has an empty partition name")
 	case f.payload == nil:
 		p.set(http.StatusBadRequest, "bad_request", "an item has no payload")
-	case len(f.queue)+f.partitionLen() > nameBytes:
+	case len(f.queue)+partitionLen(f.hasPartition, f.partition) > nameBytes:
 		p.set(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
 	case len(f.txn) > maxTxnID:
 		p.set(http.StatusBadRequest, "bad_request", longTxnID)

@@ -1,10 +1,12 @@
 package server
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 
 	"queen/fsm"
+	"queen/raftlog"
 	"queen/server/rawjson"
 )
 
@@ -29,7 +31,7 @@ func (s *Server) serveQueueList(x *exchange) {
 				out = append(out, ',')
 			}
 			n++
-			out = appendQueueRow(out, &page[i])
+			out = s.appendQueueRow(out, &page[i])
 		}
 		if len(page) < readPage {
 			break
@@ -58,13 +60,20 @@ func appendInt(dst []byte, name string, n int64) []byte {
 	return strconv.AppendInt(dst, n, 10)
 }
 
-func appendQueueRow(dst []byte, q *fsm.QueueInfo) []byte {
+// appendRetained appends what is kept of a queue. With shards the bytes and
+// segments are those of the log that it shares.
+func (s *Server) appendRetained(dst []byte, q *fsm.QueueInfo) []byte {
+	segments, bytes := s.engine.LogSize(q.ID)
+	dst = appendInt(dst, "retainedBytes", bytes)
+	dst = appendInt(append(dst, `,"segments":{`...), "segments", int64(segments))
+	return append(appendInt(append(dst, ','), "messages", q.Total), '}')
+}
+
+func (s *Server) appendQueueRow(dst []byte, q *fsm.QueueInfo) []byte {
 	dst = appendQueueHead(dst, q)
 	dst = appendInt(append(dst, ','), "partitions", int64(q.Partitions))
-	dst = appendInt(append(dst, ','), "retainedBytes", q.RetainedBytes)
-	dst = append(dst, `,"segments":{`...)
-	dst = appendInt(dst, "messages", q.Total)
-	dst = append(dst, `},"messages":{`...)
+	dst = s.appendRetained(append(dst, ','), q)
+	dst = append(dst, `,"messages":{`...)
 	dst = appendInt(dst, "total", q.Total)
 	dst = appendInt(append(dst, ','), "pending", q.Pending)
 	dst = appendInt(append(dst, ','), "processing", q.Processing)
@@ -105,7 +114,7 @@ func (s *Server) serveQueue(x *exchange) {
 	var (
 		q     fsm.QueueInfo
 		found bool
-		parts []fsm.PartitionInfo
+		parts []partitionRow
 	)
 	tenant := x.tenant
 	for offset := 0; ; offset += readPage {
@@ -118,7 +127,9 @@ func (s *Server) serveQueue(x *exchange) {
 		}) {
 			return
 		}
-		parts = append(parts, page...)
+		for i := range page {
+			parts = append(parts, partitionRow{page[i], s.oldestMessage(q.ID, &page[i])})
+		}
 		if len(page) < readPage {
 			break
 		}
@@ -127,11 +138,35 @@ func (s *Server) serveQueue(x *exchange) {
 		x.queueNotFound()
 		return
 	}
-	x.out = appendQueueDetail(x.out[:0], &q, parts)
+	x.out = s.appendQueueDetail(x.out[:0], &q, parts)
 	_ = x.answer(http.StatusOK)
 }
 
-func appendQueueDetail(dst []byte, q *fsm.QueueInfo, parts []fsm.PartitionInfo) []byte {
+// partitionRow is a partition of a queue's detail, with what the state does not
+// keep of it.
+type partitionRow struct {
+	fsm.PartitionInfo
+	oldest int64 // microseconds; 0: none
+}
+
+// oldestMessage looks up when the oldest message of a partition was pushed; 0
+// when it has none. It runs between the reads of the state, off the loop: one
+// look into the log's index, which may be on the disk.
+func (s *Server) oldestMessage(queue uint64, p *fsm.PartitionInfo) int64 {
+	if p.Next == p.LogStart {
+		return 0
+	}
+	times, err := s.engine.Reader().AppendTimes(queue, p.ID, p.LogStart, 1)
+	if err != nil && !errors.Is(err, raftlog.ErrNoLog) { // no log: removed since
+		s.log.Warn("the time of the oldest message could not be read", "queue", queue, "partition", p.Name, "error", err)
+	}
+	if err != nil || len(times) == 0 {
+		return 0
+	}
+	return times[0].Time
+}
+
+func (s *Server) appendQueueDetail(dst []byte, q *fsm.QueueInfo, parts []partitionRow) []byte {
 	dst = appendQueueHead(dst, q)
 	dst = append(dst, `,"options":`...)
 	dst = appendOptions(dst, &q.Options, true)
@@ -145,12 +180,10 @@ func appendQueueDetail(dst []byte, q *fsm.QueueInfo, parts []fsm.PartitionInfo) 
 	dst = append(dst, `],"totals":`...)
 	total := counts{q.Total, q.Pending, q.Processing, q.Completed, q.DeadLetters}
 	dst = total.appendTo(dst)
-	dst = appendInt(append(dst, ','), "retainedBytes", q.RetainedBytes)
-	dst = append(dst, `,"segments":{`...)
-	return append(appendInt(dst, "messages", q.Total), '}', '}')
+	return append(s.appendRetained(append(dst, ','), q), '}')
 }
 
-func appendPartition(dst []byte, p *fsm.PartitionInfo) []byte {
+func appendPartition(dst []byte, p *partitionRow) []byte {
 	dst = append(dst, `{"id":"`...)
 	dst = strconv.AppendUint(dst, p.ID, 10)
 	dst = append(dst, `","name":`...)
@@ -161,7 +194,8 @@ func appendPartition(dst []byte, p *fsm.PartitionInfo) []byte {
 	c := counts{p.Total, p.Pending, p.Processing, max(p.Total-p.Pending, 0), p.DeadLetters}
 	dst = c.appendTo(dst)
 	dst = append(dst, `,"oldestMessage":`...)
-	dst = append(dst, `null,"newestMessage":`...)
+	dst = appendExpiry(dst, p.oldest)
+	dst = append(dst, `,"newestMessage":`...)
 	dst = appendExpiry(dst, p.LastAppend)
 	return append(dst, '}')
 }

@@ -4,7 +4,23 @@ import (
 	"net/url"
 	"strings"
 	"unicode/utf8"
+
+	"queen/server/rawjson"
 )
+
+// textMember reads the value of a string member; null counts as absent. A value
+// of another type leaves the member's name in wrong.
+func textMember(s *rawjson.Scanner, name string, wrong *string) (b []byte, present bool) {
+	if s.Kind() == rawjson.Null {
+		s.Skip()
+		return nil, false
+	}
+	b, isString := s.Text()
+	if !isString {
+		*wrong = name
+	}
+	return b, isString
+}
 
 func trimSpace(s string) string { return strings.TrimSpace(s) }
 
@@ -57,4 +73,13 @@ func namesFit(queue string, others ...string) bool {
 		longest = max(longest, len(o))
 	}
 	return len(queue)+longest <= nameBytes
+}
+
+// partitionLen is the length of the partition's name, which is the default one
+// when a body names none.
+func partitionLen(named bool, name []byte) int {
+	if named {
+		return len(name)
+	}
+	return len(defaultPartition)
 }

@@ -56,17 +56,17 @@ type timerFields struct {
 func (f *timerFields) take(s *rawjson.Scanner, key []byte) {
 	switch string(key) {
 	case "op":
-		f.op, _ = f.text(s, "op")
+		f.op, _ = textMember(s, "op", &f.wrong)
 	case "queue":
-		f.queue, f.hasQueue = f.text(s, "queue")
+		f.queue, f.hasQueue = textMember(s, "queue", &f.wrong)
 	case "partition":
-		f.partition, f.hasPartition = f.text(s, "partition")
+		f.partition, f.hasPartition = textMember(s, "partition", &f.wrong)
 	case "timerKey":
-		f.key, f.hasKey = f.text(s, "timerKey")
+		f.key, f.hasKey = textMember(s, "timerKey", &f.wrong)
 	case "txn":
-		f.txn, _ = f.text(s, "txn")
+		f.txn, _ = textMember(s, "txn", &f.wrong)
 	case "payload":
-		f.payload, f.hasPayload = f.text(s, "payload")
+		f.payload, f.hasPayload = textMember(s, "payload", &f.wrong)
 	case "delayMs":
 		f.takeDelay(s)
 	case "payloadZstd":
@@ -89,18 +89,6 @@ func (f *timerFields) take(s *rawjson.Scanner, key []byte) {
 			f.owned, f.ownedMark = string(key), true
 		}
 	}
-}
-
-func (f *timerFields) text(s *rawjson.Scanner, name string) (b []byte, present bool) {
-	if s.Kind() == rawjson.Null {
-		s.Skip()
-		return nil, false
-	}
-	b, isString := s.Text()
-	if !isString {
-		f.wrong = name
-	}
-	return b, isString
 }
 
 func (f *timerFields) takeDelay(s *rawjson.Scanner) {
@@ -144,7 +132,7 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 	case len(f.txn) > maxTxnID:
 		return op, badTimer("timers_bad_op", "txn is over 65535 bytes")
 	}
-	if p := timerNames(len(f.queue), f.partitionLen(), len(f.key)); p != nil {
+	if p := timerNames(len(f.queue), partitionLen(f.hasPartition, f.partition), len(f.key)); p != nil {
 		return op, p
 	}
 	op = fsm.TimerOp{Cancel: cancel, Queue: w.name(f.queue), Partition: defaultPartition, Key: string(f.key)}
@@ -174,13 +162,6 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 	m := entry.Message{ID: op.MessageID, Minted: op.Txn == nil, Txn: op.Txn, Payload: payload}
 	op.Message = s.pack(w, &m)
 	return op, nil
-}
-
-func (f *timerFields) partitionLen() int {
-	if f.hasPartition {
-		return len(f.partition)
-	}
-	return len(defaultPartition)
 }
 
 // timerNames checks the lengths, in bytes, of a timer's names.

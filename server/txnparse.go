@@ -168,15 +168,17 @@ func (s *Server) parseOperation(w *work, p *txnParse) {
 		itemsRaw []byte
 		txnWrong bool
 	)
+	before := markOperation(w, p)
 	for ok := sc.EnterObject(); ok; ok = sc.NextMember() {
 		key := sc.Key()
 		switch string(key) {
 		case "type":
 			kind, _ = sc.Text()
 		case "transactionId":
-			ack.txn, ack.hasTxn = ack.text(sc, "transactionId")
+			ack.txn, ack.hasTxn = textMember(sc, "transactionId", &ack.wrong)
 			item.txn, txnWrong = ack.txn, ack.wrong == "transactionId"
 		case "items":
+			before.restore(w, p) // a repeated member replaces the one before it
 			if string(kind) == "push" && sc.Kind() == rawjson.Array {
 				s.parsePushItems(w, p)
 				itemsRaw = itemsDone
@@ -192,6 +194,9 @@ func (s *Server) parseOperation(w *work, p *txnParse) {
 	if sc.Err() != nil {
 		return
 	}
+	if string(kind) != "push" {
+		before.restore(w, p) // the type was repeated: the items of a push are none of an ack's
+	}
 	switch string(kind) {
 	case "ack":
 		addAck(w, p, &ack)
@@ -203,6 +208,22 @@ func (s *Server) parseOperation(w *work, p *txnParse) {
 	default:
 		p.setShape(refuse(http.StatusBadRequest, "bad_request", onlyPushAndAck))
 	}
+}
+
+// operationMark is how a transaction stood before one of its operations.
+type operationMark struct {
+	parse         txnParse
+	items, places int
+}
+
+func markOperation(w *work, p *txnParse) operationMark {
+	return operationMark{*p, len(w.txn.Push.Items), len(w.order)}
+}
+
+// restore drops what the operation has added so far.
+func (m *operationMark) restore(w *work, p *txnParse) {
+	*p = m.parse
+	w.txn.Push.Items, w.order = w.txn.Push.Items[:m.items], w.order[:m.places]
 }
 
 // itemsDone marks items that were parsed while they were scanned.
@@ -354,22 +375,22 @@ func parsePosition(w *work, p *txnParse) (pos fsm.Position, reason, prose string
 	for ok := sc.EnterObject(); ok; ok = sc.NextMember() {
 		switch string(sc.Key()) {
 		case "queue":
-			name, present := f.text(sc, "queue")
+			name, present := textMember(sc, "queue", &f.wrong)
 			pos.Queue = w.name(name)
 			empty = empty || present && pos.Queue == ""
 		case "consumerGroup":
-			f.group, f.hasGroup = f.text(sc, "consumerGroup")
+			f.group, f.hasGroup = textMember(sc, "consumerGroup", &f.wrong)
 			pos.Group = w.name(f.group)
 		case "partition":
-			if name, present := f.text(sc, "partition"); present {
+			if name, present := textMember(sc, "partition", &f.wrong); present {
 				pos.Partition = w.name(name)
 				empty = empty || pos.Partition == ""
 			}
 		case "metadata":
-			text, _ := f.text(sc, "metadata")
+			text, _ := textMember(sc, "metadata", &f.wrong)
 			pos.Metadata = string(text)
 		case "subscriptionMode":
-			text, _ := f.text(sc, "subscriptionMode")
+			text, _ := textMember(sc, "subscriptionMode", &f.wrong)
 			pos.Mode = parseMode(w.name(text))
 		case "offset":
 			hasOffset = f.takeOffset(sc, &pos)

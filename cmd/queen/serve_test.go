@@ -3,8 +3,11 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"strings"
@@ -13,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"queen/raftlog"
 )
 
 // life is one run of the broker inside this process.
@@ -191,5 +196,35 @@ func TestTakenPortStopsTheStart(t *testing.T) {
 	err := runBroker([]string{"PORT=" + port, "QUEEN_BIND_ADDR=127.0.0.1", "QUEEN_RAFT_DIR=" + t.TempDir()}, make(chan os.Signal), io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "PORT") {
 		t.Errorf("a taken port: %v", err)
+	}
+}
+
+// endingEngine ends as a test says.
+type endingEngine struct {
+	err  error
+	left time.Duration // how long Stop was given
+}
+
+func (e *endingEngine) Stop(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	e.left = time.Until(deadline)
+	return e.err
+}
+
+// TestStopWithoutACheckpointIsNoFailure: what the next start can replay is not
+// lost, so the exit status is 0; what failed for real is told.
+func TestStopWithoutACheckpointIsNoFailure(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	e := &endingEngine{err: fmt.Errorf("stop: %w: %w", raftlog.ErrCutShort, context.DeadlineExceeded)}
+	if err := stopEngine(e, time.Now().Add(finishEngine), log); err != nil {
+		t.Errorf("a checkpoint that did not fit: %v", err)
+	}
+	if !strings.Contains(out.String(), "level=WARN") || e.left < 4*time.Second {
+		t.Errorf("%v were left; log: %s", e.left, &out)
+	}
+	e.err = fmt.Errorf("stop: work was still in flight: %w", context.DeadlineExceeded)
+	if err := stopEngine(e, time.Now(), log); !errors.Is(err, e.err) {
+		t.Errorf("work in flight: %v", err)
 	}
 }

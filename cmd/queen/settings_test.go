@@ -169,3 +169,22 @@ func TestBadSettingStopsTheStart(t *testing.T) {
 		t.Error(errs.String())
 	}
 }
+
+func TestTransientBackoffReachesThePlanner(t *testing.T) {
+	for _, c := range []struct {
+		env  []string
+		want int64 // microseconds
+	}{{nil, 1_000_000}, {[]string{"QUEEN_SWEEPER_TRANSIENT_BACKOFF_MS=250"}, 250_000}} {
+		v, err := parse(c.env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := build(v, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := cfg.storage.Planner.TimerTransientBackoff; got != c.want {
+			t.Errorf("%v: %d, want %d", c.env, got, c.want)
+		}
+	}
+}

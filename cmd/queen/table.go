@@ -141,7 +141,7 @@ var settings = []setting{
 	{area: "timers", name: "QUEEN_SWEEPER_MAX_ATTEMPTS", kind: count, def: "5", least: 1, help: "failed fires before a timer is filed as a dead letter"},
 	{area: "timers", name: "QUEEN_SWEEPER_BACKOFF_MIN_MS", kind: count, def: "1000", least: 1, help: "first wait after a failed fire"},
 	{area: "timers", name: "QUEEN_SWEEPER_BACKOFF_MAX_MS", kind: count, def: "60000", least: 1, help: "longest wait after a failed fire"},
-	{area: "timers", name: "QUEEN_SWEEPER_TRANSIENT_BACKOFF_MS", effect: idle},
+	{area: "timers", name: "QUEEN_SWEEPER_TRANSIENT_BACKOFF_MS", kind: count, def: "1000", least: 1, help: "wait after a failed fire that was not the timer's fault"},
 
 	{area: "ephemeral", name: "QUEEN_EPHEMERAL_MAX_BYTES", effect: idle},
 	{area: "ephemeral", name: "QUEEN_EPHEMERAL_QUEUE_MAX_BYTES", effect: idle},
