@@ -495,23 +495,28 @@ func (m *Machine) settleAbove(p *ackPlan, c *cursor, stop uint64) {
 		if !j.apply || j.c != c || j.offset <= stop || j.back {
 			continue
 		}
-		if c.sets == nil {
-			c.sets = &settledSets{}
-		}
-		c.sets.settled.Add(j.offset, j.offset)
-		m.emitSettled(c, 0, j.offset)
+		m.settleRange(c, 0, j.offset, j.offset)
 		if j.status != Completed {
-			c.sets.other.Add(j.offset, j.offset)
-			m.emitSettled(c, 1, j.offset)
+			m.settleRange(c, 1, j.offset, j.offset)
 		}
 	}
 }
 
-func (m *Machine) emitSettled(c *cursor, set byte, offset uint64) {
+// settleRange adds offsets to one of a cursor's sets.
+func (m *Machine) settleRange(c *cursor, set byte, lo, hi uint64) {
+	if c.sets == nil {
+		c.sets = &settledSets{}
+	}
+	if set == 0 {
+		c.sets.settled.Add(lo, hi)
+	} else {
+		c.sets.other.Add(lo, hi)
+	}
 	e := append(m.b.Effects, effectSettle)
 	e = appendUvarints(e, c.p.q.id, c.p.id, c.g.id)
 	e = append(e, set)
-	m.b.Effects = putString(e, oneRange(offset))
+	m.scratch = index.AppendRange(m.scratch[:0], lo, hi)
+	m.b.Effects = putString(e, m.scratch)
 }
 
 // releaseAfter ends the lease when something of it was refused or dead

@@ -16,7 +16,7 @@ type Call struct {
 	Tenant string // 36 bytes, lower case
 	// Body is one of *Push, *Pop, *Ack, *Extend, *Txn, *KV, *Timers,
 	// *Configure, *DeleteQueue, *ReplayDeadLetter, *PurgeDeadLetters,
-	// *HandBack, *Read.
+	// *HandBack, *Delivered, *ReleaseParked, *Read.
 	Body any
 	// Size is a rough number of bytes that the call may add to an entry.
 	Size int
@@ -33,7 +33,7 @@ type Call struct {
 	internal bool
 }
 
-// ErrAbandoned and its kind reach Done when a call was not decided here.
+// callError reaches Done when a call was not decided here.
 type callError string
 
 func (e callError) Error() string { return string(e) }
@@ -77,7 +77,7 @@ type PushStatus uint8
 const (
 	Queued PushStatus = iota + 1
 	Duplicate
-	Refused // the planned append of its partition is over Limits.EntryBytes
+	Refused // the planned append of its partition is over Config.EntryBytes
 )
 
 // PushGroup is the items of one partition, in request order.
@@ -143,6 +143,9 @@ type Claim struct {
 	// Batch is where the edge leaves the transactionIds that it read, so that
 	// acks of the lease need no look-up. Nil with CommitOnDelivery.
 	Batch *Batch
+
+	group uint64 // id
+	after int64  // CommitOnDelivery: committed once it was claimed
 }
 
 // Batch keeps the transactionIds of a leased batch for as long as this node
@@ -226,7 +229,15 @@ type Extend struct {
 type HandBack struct {
 	LeaseID [16]byte
 	Claims  []*Claim
+	// Unreadable: a payload could not be read. The partitions are left alone for
+	// a while, so that they do not keep the group from the others.
+	Unreadable bool
 }
+
+// Delivered tells that the claims of a pop with CommitOnDelivery went out. Until
+// then, or until they are handed back, their partitions are not delivered
+// further: a batch that could not be read can still go back.
+type Delivered struct{ Claims []*Claim }
 
 // KVOpKind is the kind of a key/value operation.
 type KVOpKind uint8

@@ -236,6 +236,8 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planTimers(c.Tenant, b)
 	case *HandBack:
 		return m.planHandBack(b)
+	case *Delivered:
+		return m.planDelivered(b)
 	case *fire:
 		return m.planFire(c, b)
 	case *Configure:

@@ -326,8 +326,10 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 	}
 	p.Claims = append(p.Claims, cl)
 	cl.Attempt = 1
+	cl.group = c.g.id
 	if p.CommitOnDelivery {
 		m.settleThrough(c, cl.To)
+		cl.after, c.holdUntil = c.committed, m.now+handTime
 		m.keep(c)
 		m.refresh(c)
 		return false
@@ -435,7 +437,7 @@ func (m *Machine) refresh(c *cursor) {
 		m.setWake(c, 0)
 		return
 	}
-	at := c.delayUntil
+	at := max(c.delayUntil, c.holdUntil)
 	if c.lease != nil {
 		at = max(at, c.lease.expires)
 	}
@@ -617,25 +619,78 @@ func (p *Pop) left() int {
 	return n
 }
 
-// planHandBack ends the leases of a pop that nobody received; the attempt does
-// not count.
+// handTime is how long, in microseconds, a batch that was committed on delivery
+// may be in the edge's hands; unreadableTime how long a partition is left alone
+// whose payload could not be read.
+const (
+	handTime       = 60_000_000
+	unreadableTime = 5_000_000
+)
+
+// planHandBack ends the leases of a pop that nobody received, and takes back
+// what was committed on its delivery; the attempt does not count.
 func (m *Machine) planHandBack(h *HandBack) verdict {
 	for _, cl := range h.Claims {
-		p := m.s.partitions[cl.PartitionID]
-		if p == nil || p.q.deleted {
+		c := m.cursorOf(cl)
+		switch {
+		case c == nil:
 			continue
-		}
-		for _, c := range p.cursors {
-			if c.lease == nil || c.lease.id != h.LeaseID {
-				continue
-			}
+		case cl.Batch == nil && c.holdUntil != 0 && c.committed == cl.after:
+			m.takeBack(c, cl)
+		case c.lease != nil && c.lease.id == h.LeaseID:
 			m.clearLease(c)
 			c.attempt = max(c.attempt-1, 0)
 			m.put(c)
+		}
+		c.holdUntil = 0
+		if h.Unreadable {
+			c.holdUntil = m.now + unreadableTime
+		}
+		m.refresh(c)
+	}
+	return answered
+}
+
+// planDelivered lets the partitions of a pop go on. Nothing of it is a row.
+func (m *Machine) planDelivered(d *Delivered) verdict {
+	for _, cl := range d.Claims {
+		if c := m.cursorOf(cl); c != nil {
+			c.holdUntil = 0
 			m.refresh(c)
 		}
 	}
-	return answered
+	return instantly
+}
+
+func (m *Machine) cursorOf(cl *Claim) *cursor {
+	p, g := m.s.partitions[cl.PartitionID], m.s.groups[cl.group]
+	if p == nil || g == nil || p.q.deleted {
+		return nil
+	}
+	return p.cursor(g)
+}
+
+// takeBack moves a cursor back to before a claim that was committed on
+// delivery. What was settled above it, inside the claim and behind it, stays so.
+func (m *Machine) takeBack(c *cursor, cl *Claim) {
+	old := c.sets
+	m.resetSets(c)
+	c.committed = int64(cl.From) - 1
+	m.put(c)
+	add := func(set byte, lo, hi uint64) bool {
+		m.settleRange(c, set, lo, hi)
+		return true
+	}
+	for _, r := range cl.Settled {
+		add(0, r.Lo, r.Hi)
+	}
+	if cl.after > int64(cl.To) {
+		add(0, cl.To+1, uint64(cl.after))
+	}
+	if old != nil {
+		old.settled.Ranges(func(lo, hi uint64) bool { return add(0, lo, hi) })
+		old.other.Ranges(func(lo, hi uint64) bool { return add(1, lo, hi) })
+	}
 }
 
 func (m *Machine) planExtend(e *Extend, tenant string) verdict {

@@ -106,6 +106,9 @@ func (r *rig) call(body any) *Call {
 // received is what an edge does with a pop's answer before it sends it: it
 // reads the messages and leaves their ids with the lease.
 func (r *rig) received(p *Pop) {
+	if p.CommitOnDelivery {
+		r.m.planDelivered(&Delivered{Claims: p.Claims})
+	}
 	for _, cl := range p.Claims {
 		if cl.Batch == nil || !r.batches {
 			continue

@@ -449,10 +449,3 @@ func appendUvarints(dst []byte, vs ...uint64) []byte {
 	}
 	return dst
 }
-
-// oneRange is the encoding of a set that holds one offset.
-func oneRange(offset uint64) []byte {
-	var s index.OffsetSet
-	s.Add(offset, offset)
-	return s.AppendRanges(nil)
-}

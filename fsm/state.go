@@ -109,6 +109,7 @@ type cursor struct {
 	committed  int64   // -1: nothing
 	firstTry   uint64  // first offset of the last delivered batch
 	delayUntil int64
+	holdUntil  int64 // not part of the row: a batch is in the edge's hands, or unreadable
 	wakeAt     int64 // when to look again (heap), 0: not in the heap
 	heapIdx    int32
 	attempt    int32 // deliveries of a batch that starts at firstTry
