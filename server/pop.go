@@ -193,6 +193,11 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 		return
 	}
 	out, n, err := s.appendPop(x.out[:0], w, report)
+	for err != nil && !errors.Is(err, raftlog.ErrNoLog) && w.delivery.failed != nil && len(pop.Claims) > 1 {
+		// One partition that cannot be read keeps nobody from the others.
+		s.dropUnreadable(x, w, &back, err)
+		out, n, err = s.appendPop(out[:0], w, report)
+	}
 	x.out = out
 	s.putWork(w)
 	switch {
@@ -203,6 +208,7 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 	case err != nil:
 		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
 		s.unwell("a stored payload cannot be read; see the log")
+		back.unreadable = true
 		s.handBackLater(back)
 		x.fail(http.StatusInternalServerError, "internal", "a stored message cannot be read")
 	case n == 0:
@@ -214,9 +220,33 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 	}
 }
 
+// dropUnreadable takes the claim that could not be rendered out of the answer
+// and gives it back by itself.
+func (s *Server) dropUnreadable(x *exchange, w *work, back *claims, err error) {
+	bad := w.delivery.failed
+	s.log.Error("a payload cannot be read; its partition is handed back", "request", x.id, "error", err)
+	s.unwell("a stored payload cannot be read; see the log")
+	one := *back
+	one.list, one.unreadable = []*fsm.Claim{bad}, true
+	s.handBackLater(one)
+	rest := make([]*fsm.Claim, 0, len(w.pop.Claims)-1)
+	for _, c := range w.pop.Claims {
+		if c != bad {
+			rest = append(rest, c)
+		}
+	}
+	w.pop.Claims, back.list = rest, rest
+}
+
 // deliverPop sends the answer. When it does not go out, or the client turns out
 // not to have read it, the claims go back.
 func (s *Server) deliverPop(x *exchange, back claims) {
+	if back.commits {
+		// From the first byte on it may have been received: at most once.
+		_ = x.deliver(http.StatusOK)
+		s.delivered(back)
+		return
+	}
 	conn := x.conn()
 	if conn == nil || len(back.list) == 0 {
 		if x.deliver(http.StatusOK) != nil {
@@ -242,7 +272,7 @@ func (x *exchange) flush() error {
 // appendPop appends the answer of a pop and counts its messages.
 func (s *Server) appendPop(dst []byte, w *work, report [2]int) (out []byte, n int, err error) {
 	pop, d := &w.pop, &w.delivery
-	d.s = s
+	d.s, d.failed = s, nil
 	lease := ""
 	if !pop.CommitOnDelivery {
 		lease = textOfID(pop.LeaseID)
@@ -265,6 +295,7 @@ func (s *Server) appendPop(dst []byte, w *work, report [2]int) (out []byte, n in
 		d.dst = dst
 		err := d.appendClaim(pop, c, lease)
 		if dst = d.dst; err != nil {
+			d.failed = c
 			return dst, 0, err
 		}
 		if n += d.found; d.found > 0 {
@@ -313,6 +344,7 @@ type delivery struct {
 	ids     []byte // transactionIds of the claim, back to back
 	ends    []int  // where each of them ends
 	found   int
+	failed  *fsm.Claim // the claim that appendPop could not render
 	take    func(offset uint64, micros int64, m *entry.Message) error // d.message
 }
 

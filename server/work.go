@@ -203,18 +203,24 @@ func (s *Server) abandon(w *work) {
 
 // claims is what a pop claimed and may have to be given back. Empty: nothing.
 type claims struct {
-	tenant string
-	lease  [16]byte
-	list   []*fsm.Claim
+	tenant     string
+	lease      [16]byte
+	list       []*fsm.Claim
+	commits    bool // on delivery: once it was sent it stays delivered
+	unreadable bool
 }
 
-// claimsOf tells what would have to be given back of a pop. What is committed
-// on delivery cannot be.
+// claimsOf tells what would have to be given back of a pop.
 func claimsOf(tenant string, pop *fsm.Pop) claims {
-	if pop.CommitOnDelivery {
-		return claims{}
+	return claims{tenant: tenant, lease: pop.LeaseID, list: pop.Claims, commits: pop.CommitOnDelivery}
+}
+
+// delivered lets the partitions of a pop that commits on delivery go on.
+func (s *Server) delivered(c claims) {
+	call := &fsm.Call{Tenant: c.tenant, Body: &fsm.Delivered{Claims: c.list}, Done: func(error) {}}
+	if err := s.engine.Submit(call); err != nil {
+		s.log.Debug("a delivery could not be reported; its partitions go on by themselves", "error", err)
 	}
-	return claims{tenant, pop.LeaseID, pop.Claims}
 }
 
 // handBack gives claims back that nobody received, and waits until that is
@@ -226,7 +232,7 @@ func (s *Server) handBack(c claims) {
 	done := make(chan error, 1)
 	call := &fsm.Call{
 		Tenant: c.tenant,
-		Body:   &fsm.HandBack{LeaseID: c.lease, Claims: c.list},
+		Body:   &fsm.HandBack{LeaseID: c.lease, Claims: c.list, Unreadable: c.unreadable},
 		Done:   func(err error) { done <- err },
 	}
 	if err := s.engine.Submit(call); err != nil {
