@@ -48,10 +48,10 @@ type LogIndex struct {
 
 // tableList is an immutable snapshot of the sealed side.
 type tableList struct {
-	pairs  []*tablePair // rising by first file
+	pairs  []*tablePair // rising by the first file that each speaks for
 	newest []int64      // of each pair: the highest time of an append
-	// layered: the files of the pairs do not lie one behind the other. It
-	// happens when a file inside a merged table was sealed again. Look-ups then
+	// layered: the files that the pairs speak for do not lie one behind the
+	// other. It happens when a file inside a merged table was sealed again. Look-ups then
 	// ask every pair.
 	layered bool
 }
@@ -183,13 +183,34 @@ func newestFiles(pairs []*tablePair) []FileID {
 func (f *FileInfo) id() FileID { return FileID{f.Seq, f.Generation, f.Size} }
 
 func newTableList(pairs []*tablePair) *tableList {
-	slices.SortFunc(pairs, func(a, b *tablePair) int { return compareUint(a.first, b.first) })
+	slices.SortFunc(pairs, func(a, b *tablePair) int {
+		i, _ := a.span()
+		j, _ := b.span()
+		return compareUint(i, j)
+	})
 	l := &tableList{pairs: pairs}
+	end := uint64(0) // last file so far
 	for i, p := range pairs {
-		l.layered = l.layered || i > 0 && p.first <= pairs[i-1].last
+		first, last := p.span()
+		l.layered = l.layered || i > 0 && first <= end
 		l.newest = append(l.newest, p.newest())
+		end = last
 	}
 	return l
+}
+
+// span is the first and the last file that the pair speaks for.
+func (p *tablePair) span() (first, last uint64) {
+	if len(p.dead) == 0 {
+		return p.first, p.last
+	}
+	p.live(func(f *FileInfo) {
+		if first == 0 {
+			first = f.Seq
+		}
+		last = f.Seq
+	})
+	return first, last
 }
 
 // sameName tells whether two pairs have the same files.
@@ -309,8 +330,9 @@ func (x *LogIndex) Problems() []error {
 	return p
 }
 
-// Broken lists the sealed files whose tables are damaged: add their appends and
-// values again, and Seal them.
+// Broken lists the sealed files whose tables are damaged: Reseal them, or add
+// their appends and values again, and Seal them. A damaged merged table names
+// all the files that it speaks for.
 func (x *LogIndex) Broken() []uint64 {
 	var out []uint64
 	for _, p := range x.snapshot().pairs {
@@ -355,14 +377,19 @@ func (x *LogIndex) snapshot() *tableList {
 // be readable at r.Pos by then: look-ups find it from now on. For a file whose
 // tables are sound it does nothing, so a boot may add all that it reads.
 func (x *LogIndex) AddAppend(r AppendRef) {
-	if r.Count >= 1<<countBits || r.Pos < 0 || r.Pos >= 1<<(64-countBits) {
-		// No record can be that large or lie there: a bug of the caller's.
-		panic(fmt.Sprintf("index: append of %d messages at pos %d of file %d", r.Count, r.Pos, r.Seq))
-	}
+	checkRef(&r)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if m := x.fileLocked(r.Seq); m != nil {
 		m.add(&r)
+	}
+}
+
+// checkRef panics on what no record can be: so large, or lying there. It is a
+// bug of the caller's.
+func checkRef(r *AppendRef) {
+	if r.Count >= 1<<countBits || r.Pos < 0 || r.Pos >= 1<<(64-countBits) {
+		panic(fmt.Sprintf("index: append of %d messages at pos %d of file %d", r.Count, r.Pos, r.Seq))
 	}
 }
 

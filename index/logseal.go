@@ -31,11 +31,49 @@ func (x *LogIndex) Seal(f SealedFile, txns func(add func(hash, offset uint64)) e
 	// Nothing is added to a file that takes no more records, and no cut reaches
 	// into one that may be sealed, so its memory is read without the lock.
 	m := x.memoryOf(f.Seq)
-	messages := m.messages()
-	hashes := make([]txnRef, 0, messages)
+	hashes := make([]txnRef, 0, m.messages())
 	if err := txns(func(hash, offset uint64) { hashes = append(hashes, txnRef{hash, offset}) }); err != nil {
 		return fmt.Errorf("transactionIds of file %d in %s: %w", f.Seq, x.dir, err)
 	}
+	return x.writeSealed(f, m, hashes)
+}
+
+// FileContent collects what a file holds, for Reseal.
+type FileContent struct {
+	memory *fileMemory
+	hashes []txnRef
+}
+
+// AddAppend takes an append of the file, in the order of the file.
+func (c *FileContent) AddAppend(r AppendRef) {
+	checkRef(&r)
+	c.memory.add(&r)
+}
+
+// AddValue takes a value of the file.
+func (c *FileContent) AddValue(id uint64, pos int64) { c.memory.addValue(id, pos) }
+
+// AddTxn takes the hash (entry.TxnHash) and offset of a message of the file.
+func (c *FileContent) AddTxn(hash, offset uint64) { c.hashes = append(c.hashes, txnRef{hash, offset}) }
+
+// Reseal makes the side tables of a sealed file again, from what fill reads of
+// the file: Broken named it. Look-ups see nothing of it until the new tables are
+// durable and take the place of the damaged ones; of a damaged merged table the
+// other files' part stays until they are made again too. After an error nothing
+// has changed, as after one of Seal.
+func (x *LogIndex) Reseal(f SealedFile, fill func(*FileContent) error) error {
+	x.maintenance.Lock()
+	defer x.maintenance.Unlock()
+	c := FileContent{memory: newFileMemory(f.Seq)}
+	if err := fill(&c); err != nil {
+		return err
+	}
+	return x.writeSealed(f, c.memory, c.hashes)
+}
+
+// writeSealed makes the tables of one file and puts them into use.
+func (x *LogIndex) writeSealed(f SealedFile, m *fileMemory, hashes []txnRef) error {
+	messages := m.messages()
 	hashes = sortTxns(hashes)
 	info := m.describe(f)
 	info.IDs = uint64(len(hashes))

@@ -50,7 +50,7 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 	buf := bufs.Get().(*[]byte)
 	defer bufs.Put(buf)
 	for page := firstRefs; from <= to; page = refPage {
-		refs, err := q.Index.Range(partition, from, int(min(to-from, uint64(page)-1))+1)
+		refs, err := q.appends(partition, from, int(min(to-from, uint64(page)-1))+1)
 		if err != nil {
 			return fmt.Errorf("queue %d partition %d offset %d: %w", queue, partition, from, err)
 		}
@@ -74,7 +74,7 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 func (r *reader) readAppend(q *QueueLog, ref index.AppendRef, queue, from, to uint64, buf *[]byte, fn func(uint64, int64, *entry.Message) error) error {
 	a, err := r.cachedAppend(q, ref, queue, from, to, buf)
 	if err != nil {
-		again, found, ferr := q.Index.Find(ref.Partition, ref.First)
+		again, found, ferr := q.find(ref.Partition, ref.First)
 		if ferr != nil || !found || again == ref {
 			return err
 		}
@@ -169,7 +169,7 @@ func (r *reader) AppendTimes(queue, partition, from uint64, max int) ([]AppendTi
 	if err != nil {
 		return nil, err
 	}
-	refs, err := q.Index.Range(partition, from, max)
+	refs, err := q.appends(partition, from, max)
 	out := make([]AppendTime, 0, len(refs))
 	for _, ref := range refs {
 		out = append(out, AppendTime{First: ref.First, Count: ref.Count, Time: ref.Time})
@@ -186,7 +186,7 @@ func (r *reader) FindTime(queue, partition uint64, t int64) (offset uint64, ok b
 	if err != nil {
 		return 0, false, err
 	}
-	return q.Index.FindTime(partition, t)
+	return q.findTime(partition, t)
 }
 
 // FindTxn implements Reader.
@@ -202,8 +202,8 @@ func (r *reader) FindTxn(queue, partition uint64, txn []byte, fn func(offset uin
 	defer bufs.Put(buf)
 	var failed error
 	var text []byte
-	err = q.Index.FindTxn(partition, entry.TxnHash(partition, txn), func(offset uint64) bool {
-		ref, found, err := q.Index.Find(partition, offset)
+	err = q.findTxn(partition, entry.TxnHash(partition, txn), func(offset uint64) bool {
+		ref, found, err := q.find(partition, offset)
 		if err != nil {
 			failed = err
 			return false
@@ -251,7 +251,7 @@ func (r *reader) Value(id, queue uint64) ([]byte, error) {
 }
 
 func (q *QueueLog) value(id uint64) ([]byte, bool, error) {
-	seq, pos, ok, err := q.Index.FindValue(id)
+	seq, pos, ok, err := q.findValue(id)
 	if err != nil || !ok {
 		return nil, false, err
 	}

@@ -60,6 +60,7 @@ func (l *sealer) sealBefore(t int64) {
 }
 
 func (l *sealer) stop() {
+	l.store.closing.Store(true)
 	close(l.quit)
 	<-l.done
 }
@@ -135,9 +136,13 @@ func (l *sealer) sealLog(q *QueueLog) (sealed bool, err error) {
 		l.store.unsealed.Add(-f.Size)
 		sealed = true
 	}
-	for _, seq := range q.Index.Broken() {
-		if err := q.reseal(seq); err != nil {
-			return sealed, fmt.Errorf("log q%d file %d: %w", q.ID, seq, err)
+	// What cannot be made again is logged, and met by the look-ups that need it.
+	if len(q.Index.Broken()) > 0 {
+		_ = q.mend()
+	}
+	if q.mends.mergeable.Swap(false) {
+		if err := q.merge(); err != nil {
+			return sealed, fmt.Errorf("log q%d: %w", q.ID, err)
 		}
 	}
 	return sealed, nil
@@ -174,45 +179,26 @@ func (q *QueueLog) sealable(applied uint64) (out []FileInfo, rest bool) {
 	return out, rest
 }
 
+func (f *FileInfo) sealedFile() index.SealedFile {
+	return index.SealedFile{Seq: f.Seq, Generation: f.Generation, Size: f.Size, MinIndex: f.MinIndex, MaxIndex: f.MaxIndex}
+}
+
 // seal writes the side tables of a file.
 func (q *QueueLog) seal(f FileInfo) error {
-	file := index.SealedFile{Seq: f.Seq, Generation: f.Generation, Size: f.Size, MinIndex: f.MinIndex, MaxIndex: f.MaxIndex}
-	if err := q.Index.Seal(file, func(add func(hash, offset uint64)) error { return q.txns(f.Seq, add) }); err != nil {
+	if err := q.Index.Seal(f.sealedFile(), func(add func(hash, offset uint64)) error { return q.txns(f.Seq, add) }); err != nil {
 		return err
 	}
 	q.sealed(f.Seq)
+	return q.merge()
+}
+
+// merge merges side tables while there are enough of a level.
+func (q *QueueLog) merge() error {
 	for {
 		if did, err := q.Index.MergeSome(); err != nil || !did {
 			return err
 		}
 	}
-}
-
-// reseal makes damaged side tables again from the file: they are derived.
-func (q *QueueLog) reseal(seq uint64) error {
-	_, err := q.Log.Scan(seq, 0, func(pos int64, body []byte) error {
-		r, err := entry.ParseRecord(body)
-		if err != nil {
-			return fmt.Errorf("pos %d: %w", pos, err)
-		}
-		switch r.Kind {
-		case entry.KindAppend:
-			a := &r.Append
-			q.Index.AddAppend(index.AppendRef{Seq: seq, Pos: pos, Partition: a.Partition, First: a.First, Count: a.Count, Time: a.Time})
-		case entry.KindValue:
-			q.Index.AddValue(r.Value.ID, seq, pos)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for _, f := range q.Files() {
-		if f.Seq == seq {
-			return q.seal(f)
-		}
-	}
-	return nil
 }
 
 // txns gives the dedup hash and offset of every message in a file.

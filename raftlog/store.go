@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path"
 	"slices"
 	"strings"
@@ -33,6 +34,7 @@ type Store struct {
 	// have ended. They save the sealer from looking at every log all the time.
 	unsealed atomic.Int64
 	rolls    atomic.Uint64
+	closing  atomic.Bool // no table is made again any more
 
 	mu struct {
 		sync.RWMutex
@@ -54,6 +56,7 @@ type StoreOptions struct {
 	Layout       Layout
 	SegmentBytes int64
 	OpenFiles    int
+	Logger       *slog.Logger // of damage that is mended; nil: nowhere
 }
 
 // QueueLog is one log of a Store.
@@ -62,6 +65,9 @@ type QueueLog struct {
 	Log   *segment.Log    // appended to by the log writer only
 	Index *index.LogIndex // where its messages and values are
 	dirty bool            // the log writer's: has records that it has not synced
+
+	store *Store
+	mends mends
 
 	// ends rise, and begin with a mark at or below the applied index (or the
 	// zero mark when the log holds nothing that old): what a cut can fall back on.
@@ -110,6 +116,9 @@ type EndMark struct {
 // that is not there holds no logs.
 func OpenStore(o StoreOptions) (*Store, error) {
 	s := &Store{opt: o, files: segment.NewFileCache(o.OpenFiles * 3 / 4), tables: index.NewTableCache(tableCacheBytes, o.OpenFiles/4)}
+	if o.Logger == nil {
+		s.opt.Logger = slog.New(slog.DiscardHandler)
+	}
 	s.mu.logs = make(map[uint64]*QueueLog)
 	infos, err := listDir(o.FS, s.logDir())
 	if err != nil {
@@ -145,7 +154,7 @@ func (s *Store) open(id uint64) (*QueueLog, error) {
 	if err != nil {
 		return nil, fmt.Errorf("index of log q%d: %w", id, err)
 	}
-	q := &QueueLog{ID: id, Log: log, Index: ix}
+	q := &QueueLog{ID: id, Log: log, Index: ix, store: s}
 	q.mu.ends = []EndMark{{}}
 	s.mu.Lock()
 	s.mu.logs[id] = q
@@ -234,10 +243,13 @@ func (s *Store) SealedOnly() (t int64) {
 	return t
 }
 
-// Close closes every log. What was appended must have been synced.
+// Close closes every log. What was appended must have been synced. A look-up
+// that still makes tables again is waited for: nothing is written afterwards.
 func (s *Store) Close() error {
+	s.closing.Store(true)
 	var first error
 	for _, q := range s.Logs() {
+		q.mends.wait()
 		if err := q.Log.Close(); err != nil && first == nil {
 			first = err
 		}

@@ -49,8 +49,9 @@ type scanFile struct {
 
 // cursor walks over the records of one log in order.
 type cursor struct {
-	q     *raftlog.QueueLog
-	files []scanFile
+	q      *raftlog.QueueLog
+	files  []scanFile
+	window int // bytes of a file that are kept in memory
 
 	next  func() (item, bool)
 	stop  func()
@@ -68,8 +69,8 @@ type cursor struct {
 
 // newCursor starts before the first record; claims is called for every
 // readable record, also for those behind a bad one.
-func newCursor(q *raftlog.QueueLog, files []scanFile, claims func(*item)) *cursor {
-	c := &cursor{q: q, files: files, claims: claims}
+func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item)) *cursor {
+	c := &cursor{q: q, files: files, window: window, claims: claims}
 	c.next, c.stop = iter.Pull(c.records)
 	c.advance()
 	return c
@@ -103,7 +104,7 @@ func (c *cursor) advance() {
 func (c *cursor) records(yield func(item) bool) {
 	for _, f := range c.files {
 		stopped := false
-		end, err := c.q.Log.Scan(f.seq, 0, func(pos int64, body []byte) error {
+		end, err := c.q.Log.ScanWindow(f.seq, 0, c.window, func(pos int64, body []byte) error {
 			it, err := c.item(f, pos, body)
 			if err != nil {
 				return err

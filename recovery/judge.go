@@ -29,18 +29,36 @@ func (b *boot) read() (*image, error) {
 			c.stop()
 		}
 	}()
-	for _, q := range b.store.Logs() {
-		files, err := b.filesOf(q)
-		if err != nil {
+	logs := b.store.Logs()
+	files := make([][]scanFile, len(logs))
+	reading := 0
+	for i, q := range logs {
+		var err error
+		if files[i], err = b.filesOf(q); err != nil {
 			return nil, err
 		}
-		m.all = append(m.all, newCursor(q, files, m.note))
+		if len(files[i]) > 0 {
+			reading++
+		}
+	}
+	for i, q := range logs {
+		m.all = append(m.all, newCursor(q, files[i], windowOf(reading), m.note))
 	}
 	if err := m.run(); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
+
+// All logs are read at once, each through a window. These are bytes.
+const (
+	windowsTotal = 64 << 20
+	windowMin    = 64 << 10 // smaller ones would cost more reads than memory
+	windowMax    = 1 << 20
+)
+
+// windowOf is the window of each of n logs.
+func windowOf(n int) int { return min(max(windowsTotal/max(n, 1), windowMin), windowMax) }
 
 // reconcile learns which files are sealed. A file that is shorter than its
 // side table says has lost what was durable: a table is made from a file that

@@ -161,7 +161,7 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 
 func (b *boot) storeOptions() raftlog.StoreOptions {
 	g := &b.cfg.Group
-	return raftlog.StoreOptions{FS: b.fs, Dir: b.dir, Layout: raftlog.Layout{Shards: g.Shards}, SegmentBytes: g.SegmentBytes, OpenFiles: g.OpenFiles}
+	return raftlog.StoreOptions{FS: b.fs, Dir: b.dir, Layout: raftlog.Layout{Shards: g.Shards}, SegmentBytes: g.SegmentBytes, OpenFiles: g.OpenFiles, Logger: g.Logger}
 }
 
 func (b *boot) storeError(err error) error {

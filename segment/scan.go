@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strconv"
 
 	"queen/internal/vfs"
@@ -28,7 +29,15 @@ const scanChunk = 1 << 20
 //
 // Of the active file it sees what was flushed when it began. Beside a Truncate
 // of the same file it may report what is being cut.
+//
+// No descriptor is held while fn runs, so any number of scans may be under way.
 func (l *Log) Scan(seq uint64, from int64, fn func(pos int64, body []byte) error) (end int64, err error) {
+	return l.ScanWindow(seq, from, scanChunk, fn)
+}
+
+// ScanWindow is Scan that keeps about window bytes of the file in memory, or
+// the record when that is larger: for somebody who scans many logs at once.
+func (l *Log) ScanWindow(seq uint64, from int64, window int, fn func(pos int64, body []byte) error) (end int64, err error) {
 	size, newest, ok := l.sizeOf(seq)
 	if !ok {
 		return 0, fmt.Errorf("scan log %d: it has no file %d", l.o.ID, seq)
@@ -37,8 +46,9 @@ func (l *Log) Scan(seq uint64, from int64, fn func(pos int64, body []byte) error
 	if err != nil {
 		return 0, l.headerError(seq, size, newest, err)
 	}
-	defer l.files.release(f)
-	s := &scanner{file: f.file, salt: f.salt, size: size}
+	salt := f.salt
+	l.files.release(f)
+	s := &scanner{file: &borrowed{l, seq, salt}, salt: salt, size: size, chunk: window}
 	from = max(from, HeaderSize)
 	if from > size {
 		return size, l.corrupt(seq, size, "file size", fmt.Sprint("at least ", from, " bytes"), fmt.Sprint(size))
@@ -97,7 +107,7 @@ func (l *Log) headerError(seq uint64, size int64, newest bool, err error) error 
 		return bad
 	}
 	_, salt := header{version: Version, id: l.o.ID, seq: seq, generation: 1}.encode()
-	s := &scanner{file: file, salt: salt, size: size}
+	s := &scanner{file: file, salt: salt, size: size, chunk: scanChunk}
 	torn, searchErr := s.search(HeaderSize - 1)
 	if searchErr != nil {
 		return l.readError(seq, 0, searchErr)
@@ -120,11 +130,31 @@ func headerIsWhole(file vfs.File) (bool, error) {
 	return headerSum(b[:]) == binary.LittleEndian.Uint64(b[headerSumPos:]), nil
 }
 
+// borrowed reads a file through a handle that the cache lends for each read.
+type borrowed struct {
+	log  *Log
+	seq  uint64
+	salt uint64 // of the file that is meant
+}
+
+func (b *borrowed) ReadAt(p []byte, pos int64) (int, error) {
+	f, err := b.log.files.acquire(b.log, b.seq)
+	if err != nil {
+		return 0, err
+	}
+	defer b.log.files.release(f)
+	if f.salt != b.salt { // its records would look damaged
+		return 0, fmt.Errorf("%s was replaced while it was scanned: %w", b.log.path(b.seq), fs.ErrNotExist)
+	}
+	return f.file.ReadAt(p, pos)
+}
+
 // scanner walks over one file through a window of its bytes.
 type scanner struct {
-	file     vfs.File
+	file     io.ReaderAt
 	salt     uint64
 	size     int64
+	chunk    int   // how much is read at a time
 	pos      int64 // everything below is valid
 	fnFailed bool
 
@@ -198,7 +228,10 @@ func (s *scanner) bytes(pos int64, n int) ([]byte, error) {
 	if at >= 0 && at+int64(n) <= int64(len(s.window)) {
 		return s.window[at : at+int64(n)], nil
 	}
-	want := int(min(s.size-pos, int64(max(n, scanChunk))))
+	want := int(min(s.size-pos, int64(max(n, s.chunk))))
+	if cap(s.window) > 2*max(n, s.chunk) {
+		s.window = nil // a large record needed it, this one does not
+	}
 	s.window = sized(s.window, want)
 	got, err := s.file.ReadAt(s.window, pos)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -142,6 +142,10 @@ func (x *exchange) awaitAdmission(n int64) bool {
 	return x.s.admission.await(n, x.c.Request.Context().Done())
 }
 
+// admitStep is how much of a body is charged before it arrives. A client that
+// announces much and sends nothing holds no more of the budget than this.
+const admitStep = 256 << 10
+
 // readGrowing admits and reads the body of a write that grows storage. A body
 // without a length is admitted once its length is known.
 func (x *exchange) readGrowing(w *work) bool {
@@ -149,13 +153,37 @@ func (x *exchange) readGrowing(w *work) bool {
 		return false
 	}
 	n := x.c.Request.ContentLength
-	if n > 0 && !x.admit(w, n) {
-		return false
+	if n < 0 {
+		return x.readBody(w) && x.admit(w, int64(len(w.body)))
 	}
-	if !x.readBody(w) {
-		return false
+	if n > admitStep {
+		return x.readInSteps(w, int(n))
 	}
-	return n >= 0 || x.admit(w, int64(len(w.body)))
+	return (n == 0 || x.admit(w, n)) && x.readBody(w)
+}
+
+// readInSteps charges a large body as it arrives. Its memory is taken once the
+// first step has come.
+func (x *exchange) readInSteps(w *work, n int) bool {
+	for from := 0; from < n; {
+		to := min(from+admitStep, n)
+		if !x.admit(w, int64(to-from)) {
+			return false
+		}
+		if cap(w.body) < to {
+			size := to
+			if from > 0 {
+				size = n
+			}
+			w.body = append(make([]byte, 0, size), w.body[:from]...)
+		}
+		w.body = w.body[:to]
+		if !x.readFull(w.body[from:to]) {
+			return false
+		}
+		from = to
+	}
+	return true
 }
 
 // diskWatch knows whether the data volume is nearly full.

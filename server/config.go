@@ -36,6 +36,7 @@ type Config struct {
 // Limits are the bounds that requests meet at the edge.
 type Limits struct {
 	BodyBytes   int64         // request body; 64 MiB
+	Connections int           // open at a time, further ones wait; 0 is no bound
 	EntryBytes  int           // largest planned part of a call; 96 MiB
 	AdmitBytes  int64         // bodies of growing writes in flight; 0 is no bound
 	AdmitHold   time.Duration // longest wait for admission, +/- 25%; 15 s

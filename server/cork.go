@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,14 +19,27 @@ import (
 type corkedListener struct {
 	net.Listener
 	s *Server
+	// slots bounds the connections: one that finds none free waits in the
+	// kernel's queue, since descriptors are what the log needs too. Nil: no bound.
+	slots chan struct{}
 }
 
 func (l corkedListener) Accept() (net.Conn, error) {
+	if l.slots != nil {
+		l.slots <- struct{}{}
+	}
 	c, err := l.Listener.Accept()
 	if err != nil {
+		l.release()
 		return nil, err
 	}
-	return &corkedConn{Conn: c, s: l.s}, nil
+	return &corkedConn{Conn: c, s: l.s, closed: sync.OnceFunc(l.release)}, nil
+}
+
+func (l corkedListener) release() {
+	if l.slots != nil {
+		<-l.slots
+	}
 }
 
 // corkedConn is a connection. Write, cork and uncork belong to the goroutine
@@ -35,6 +49,7 @@ type corkedConn struct {
 	s      *Server
 	corked bool
 	held   []byte
+	closed func() // gives the connection's slot back, once
 	// unread is the pop that was answered last, until the client sends more.
 	unread atomic.Pointer[delivered]
 }
@@ -105,7 +120,9 @@ func (c *corkedConn) Close() error {
 			c.s.handBackLater(d.claims)
 		}
 	}
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	c.closed()
+	return err
 }
 
 const (

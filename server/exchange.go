@@ -298,11 +298,7 @@ func (x *exchange) readBody(w *work) bool {
 			w.body = make([]byte, n)
 		}
 		w.body = w.body[:n]
-		if _, err := io.ReadFull(req.Body, w.body); err != nil {
-			x.fail(http.StatusBadRequest, "bad_body", fmt.Sprintf("the body broke off: %v", err))
-			return false
-		}
-		return true
+		return x.readFull(w.body)
 	default:
 		return x.readChunked(w, limit)
 	}
@@ -325,10 +321,23 @@ func (x *exchange) readChunked(w *work, limit int64) bool {
 			return true
 		}
 		if err != nil {
-			x.fail(http.StatusBadRequest, "bad_body", fmt.Sprintf("the body broke off: %v", err))
+			x.brokeOff(err)
 			return false
 		}
 	}
+}
+
+// readFull fills b from the body; false: it has answered.
+func (x *exchange) readFull(b []byte) bool {
+	if _, err := io.ReadFull(x.c.Request.Body, b); err != nil {
+		x.brokeOff(err)
+		return false
+	}
+	return true
+}
+
+func (x *exchange) brokeOff(err error) {
+	x.fail(http.StatusBadRequest, "bad_body", fmt.Sprintf("the body broke off: %v", err))
 }
 
 // bodyTooLarge answers 413 when the request says that its body is over the

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"math"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"queen/fsm"
@@ -309,6 +311,7 @@ func (f *kvFields) numbers(op *fsm.KVOp) *kvProblem {
 	if !read(f.delta, &op.Delta, &hasDelta) || !hasDelta {
 		return badKV("kv_bad_body", "delta is no finite number")
 	}
+	op.Delta = awayFromZero(f.delta, op.Delta)
 	if !read(f.lower, &op.Min, &op.HasMin) || !read(f.upper, &op.Max, &op.HasMax) {
 		return badKV("kv_bad_body", "min or max is no finite number")
 	}
@@ -460,4 +463,19 @@ func repeatedWrite(ops []fsm.KVOp) bool {
 		seen[at] = true
 	}
 	return false
+}
+
+// awayFromZero keeps a whole number that a float cannot hold from being rounded
+// back to the limit that it is over: 2^53+1 must not pass for 2^53.
+func awayFromZero(raw []byte, f float64) float64 {
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	switch {
+	case err != nil:
+		return f
+	case n > 1<<53 && f <= 1<<53:
+		return math.Nextafter(1<<53, math.Inf(1))
+	case n < -1<<53 && f >= -1<<53:
+		return math.Nextafter(-1<<53, math.Inf(-1))
+	}
+	return f
 }

@@ -344,7 +344,7 @@ type delivery struct {
 	ids     []byte // transactionIds of the claim, back to back
 	ends    []int  // where each of them ends
 	found   int
-	failed  *fsm.Claim // the claim that appendPop could not render
+	failed  *fsm.Claim                                                // the claim that appendPop could not render
 	take    func(offset uint64, micros int64, m *entry.Message) error // d.message
 }
 

@@ -40,6 +40,12 @@ func startBrokerAt(t testing.TB, fs vfs.FS, dir string) *broker {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveBroker(t, eng)
+}
+
+// serveBroker puts a server in front of an engine; the test's end stops both.
+func serveBroker(t testing.TB, eng *Broker) *broker {
+	t.Helper()
 	s, err := New(Config{Engine: eng, Metrics: true, ZstdLevel: 1})
 	if err != nil {
 		t.Fatal(err)

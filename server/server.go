@@ -109,7 +109,11 @@ func (s *Server) Metrics() *Observations { return s.metrics.observed }
 // are both empty for plain HTTP. It returns nil after a Shutdown.
 func (s *Server) Serve(l net.Listener, certFile, keyFile string) error {
 	var err error
-	l = corkedListener{l, s}
+	corked := corkedListener{Listener: l, s: s}
+	if n := s.cfg.Limits.Connections; n > 0 {
+		corked.slots = make(chan struct{}, n)
+	}
+	l = corked
 	if certFile != "" {
 		err = s.http.ServeTLS(l, certFile, keyFile)
 	} else {

@@ -64,6 +64,7 @@ func listenAddress(v *values) (string, error) {
 }
 
 func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) server.StorageConfig {
+	files, _ := descriptors()
 	micros := func(name string) int64 { return v.count(name) * 1000 }
 	return server.StorageConfig{
 		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), NodeID: uint64(v.count("QUEEN_RAFT_NODE_ID")), Logger: log,
@@ -73,6 +74,7 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			UnsealedMax:   v.count("QUEEN_UNSEALED_MAX_BYTES"),
 			MaxInFlight:   int(v.count("QUEEN_RAFT_PIPELINE")),
 			MaxCycleCalls: int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
+			OpenFiles:     files,
 		},
 		Planner: fsm.Config{
 			EntryBytes:            int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),
@@ -101,6 +103,7 @@ func serverConfig(v *values, log *slog.Logger) server.Config {
 		popTimeout = millis("DEFAULT_TIMEOUT")
 	}
 	dir := v.text("QUEEN_RAFT_DIR")
+	_, connections := descriptors()
 	c := server.Config{
 		Version: version,
 		Logger:  log,
@@ -110,6 +113,7 @@ func serverConfig(v *values, log *slog.Logger) server.Config {
 		Pprof:   v.flag("QUEEN_PPROF"),
 		Limits: server.Limits{
 			BodyBytes:         v.count("QUEEN_MAX_BODY_BYTES"),
+			Connections:       connections,
 			EntryBytes:        int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),
 			AdmitBytes:        admitBytes(v),
 			AdmitHold:         millis("QUEEN_RAFT_ADMIT_HOLD_MS"),

@@ -215,7 +215,7 @@ func (s *Scanner) Key() []byte {
 		s.fail("member name expected")
 		return nil
 	}
-	name := s.text()
+	name, _ := s.text()
 	s.colon()
 	return name
 }
@@ -235,30 +235,32 @@ func (s *Scanner) colon() {
 }
 
 // Text consumes the next value. When it is a string, the result is its text,
-// valid until Reset (and as long as the data is left alone); a lone surrogate
-// reads as U+FFFD. Otherwise the value is skipped and isString is false.
+// valid until Reset (and as long as the data is left alone). Otherwise the value
+// is skipped and isString is false. A string with a lone surrogate is no text:
+// two that differ would read the same.
 func (s *Scanner) Text() (text []byte, isString bool) {
 	if s.Kind() != String {
 		s.Skip()
 		return nil, false
 	}
-	text = s.text()
-	return text, s.err == nil
+	text, whole := s.text()
+	return text, whole && s.err == nil
 }
 
-func (s *Scanner) text() []byte {
+// text reads a string; whole is false when it has a lone surrogate.
+func (s *Scanner) text() (text []byte, whole bool) {
 	start := s.pos + 1
 	escaped := s.skipString()
 	if s.err != nil {
-		return nil
+		return nil, false
 	}
 	raw := s.data[start : s.pos-1 : s.pos-1]
 	if !escaped {
-		return raw
+		return raw, true
 	}
 	from := len(s.scratch)
-	s.scratch = appendUnescaped(s.scratch, raw)
-	return s.scratch[from:len(s.scratch):len(s.scratch)]
+	s.scratch, whole = appendUnescaped(s.scratch, raw)
+	return s.scratch[from:len(s.scratch):len(s.scratch)], whole
 }
 
 // Bool consumes the next value; ok is false when it is no boolean.

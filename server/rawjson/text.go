@@ -7,8 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// appendUnescaped appends the text of a checked string's inside.
-func appendUnescaped(dst, raw []byte) []byte {
+// appendUnescaped appends the text of a checked string's inside. whole is false
+// when that has a lone surrogate, which is no character: U+FFFD stands for it.
+func appendUnescaped(dst, raw []byte) (text []byte, whole bool) {
+	whole = true
 	for i := 0; i < len(raw); {
 		c := raw[i]
 		if c != '\\' {
@@ -31,12 +33,19 @@ func appendUnescaped(dst, raw []byte) []byte {
 		case 'u':
 			r, n := unescapeRune(raw[i:])
 			dst = utf8.AppendRune(dst, r)
+			whole = whole && (r != utf8.RuneError || isReplacement(raw[i:i+n]))
 			i += n
 		default:
 			dst = append(dst, c)
 		}
 	}
-	return dst
+	return dst, whole
+}
+
+// isReplacement reports whether the digits of an escape are those of U+FFFD itself.
+func isReplacement(b []byte) bool {
+	r, _ := hex4(b)
+	return r == utf8.RuneError
 }
 
 // unescapeRune reads what follows a \u: one code unit, or two when they are a
