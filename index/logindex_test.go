@@ -52,6 +52,11 @@ func TestLogIndexAgainstLists(t *testing.T) {
 				m.verify(t)
 				m.seal(t, f)
 			},
+			"reseal": func(t *rapid.T) {
+				if f := m.files[m.rnd.IntN(len(m.files))]; f.sealed {
+					m.reseal(t, f)
+				}
+			},
 			"reopen": func(t *rapid.T) { m.open(t) },
 			"crash": func(t *rapid.T) {
 				m.fs = m.fs.Crash(rapid.SampledFrom([]float64{0, 0.5, 1}).Draw(t, "keep"))
@@ -143,7 +148,12 @@ func TestLogIndexDamage(t *testing.T) {
 			if broken := m.x.Broken(); len(broken) > 0 {
 				failed++
 				for _, f := range m.files {
-					if slices.Contains(broken, f.id.Seq) {
+					if !slices.Contains(broken, f.id.Seq) {
+						continue
+					}
+					if flips%2 == 0 {
+						m.reseal(t, f)
+					} else {
 						m.readd(f)
 						m.checkSome(t, f) // twice in the index now
 						m.seal(t, f)

@@ -121,6 +121,23 @@ func (m *logModel) seal(t fataler, f *modelFile) {
 	f.sealed = true
 }
 
+// reseal makes the tables of a sealed file again, beside look-ups.
+func (m *logModel) reseal(t fataler, f *modelFile) {
+	file := SealedFile{Seq: f.id.Seq, Generation: f.id.Generation, Size: f.id.Size}
+	check(t, m.x.Reseal(file, func(c *FileContent) error {
+		for _, r := range f.appends {
+			c.AddAppend(r)
+		}
+		if len(f.appends) > 0 {
+			m.checkSome(t, f)
+		}
+		for _, v := range f.values {
+			c.AddValue(v.id, v.pos)
+		}
+		return f.txnList(c.AddTxn)
+	}))
+}
+
 func (f *modelFile) txnList(add func(hash, offset uint64)) error {
 	for _, h := range f.txns {
 		add(h.hash, h.offset)
