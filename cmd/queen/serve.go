@@ -9,8 +9,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime/debug"
-	"strings"
 	"syscall"
 	"time"
 
@@ -88,6 +86,9 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 		return stopAfter(broker, fmt.Errorf("listen on %s (PORT, QUEEN_BIND_ADDR): %w", cfg.address, err), log)
 	}
 	awaitLeader(broker)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go trimWhenIdle(ctx, broker)
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(listener, cfg.certFile, cfg.keyFile) }()
 	announce(stdout, listener.Addr(), cfg.certFile != "")
@@ -98,18 +99,6 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 	case err := <-failed:
 		return stopAfter(broker, fmt.Errorf("serve: %w", err), log)
 	}
-}
-
-// tuneMemory lets the heap grow by half before it is collected, instead of
-// doubling: most of it is state that stays, and collecting it costs a percent or
-// two. GOGC, when set, decides.
-func tuneMemory(environ []string) {
-	for _, e := range environ {
-		if strings.HasPrefix(e, "GOGC=") {
-			return
-		}
-	}
-	debug.SetGCPercent(50)
 }
 
 // awaitLeader waits until the group leads, so that the first call is not
