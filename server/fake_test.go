@@ -298,9 +298,9 @@ func TestClaimsThatNobodyReceivesGoBack(t *testing.T) {
 	t.Run("but not what is committed on delivery", func(t *testing.T) {
 		e, s := newPop()
 		s.Handler().ServeHTTP(&brokenWriter{header: http.Header{}}, httptest.NewRequest("GET", "/api/v1/pop/queue/q?commitOnDelivery=true", nil))
-		await(t, func() bool { return len(e.submitted()) == 1 })
-		if backs(e) != 0 {
-			t.Error("a delivery that cannot be taken back was handed back")
+		await(t, func() bool { return len(e.submitted()) == 2 })
+		if _, ok := e.submitted()[1].Body.(*fsm.Delivered); !ok || backs(e) != 0 {
+			t.Errorf("after an answer that broke off came %T, want that it was delivered: at most once", e.submitted()[1].Body)
 		}
 	})
 }

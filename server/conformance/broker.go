@@ -163,13 +163,13 @@ func (b *Broker) Advance(d time.Duration) error {
 	return b.Settle()
 }
 
-// Settle waits until the broker has nothing left to do at this time: nothing is
+// Settle waits until the broker has nothing left to do at this time: nothing is in flight or
 // being looked up, and the state is the same over several turns of its loop.
 func (b *Broker) Settle() error {
 	deadline := time.Now().Add(patience)
 	last, err := b.State()
 	for same := 0; same < 3 && err == nil; {
-		busy := b.engine.Preparing() > 0
+		busy := b.engine.Preparing() > 0 || b.engine.Status().InFlight > 0
 		if err = b.turn(); err != nil {
 			break
 		}

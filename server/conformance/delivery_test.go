@@ -36,6 +36,10 @@ func TestPushToWaitingPop(t *testing.T) {
 		if err := b.AwaitParked(1); err != nil {
 			t.Fatal(err)
 		}
+		// The pop has registered its group: that entry is not the push's.
+		if err := b.Settle(); err != nil {
+			t.Fatal(err)
+		}
 		before, syncs := mustState(t, b), b.Syncs()
 		if err := r.push([]string{"q", fmt.Sprintf("m%d", round)}); err != nil {
 			t.Fatal(err)
