@@ -64,6 +64,7 @@ type mCursor struct {
 	released *mReleased
 	retries  int64
 	hold     int64 // nacked with a delay: not delivered before
+	handed   int64 // the cycle whose commitOnDelivery batch is being answered: nothing more in it
 	first    uint64
 	attempts int
 }
@@ -296,7 +297,7 @@ func (m *model) deliverable(g *mGroup, p *mPart) []uint64 {
 		c = newMCursor(floor)
 	}
 	o := &p.q.opts
-	if c.live(m.now) != nil || m.now < c.hold || o.WindowBuffer > 0 && m.now < p.lastAppend()+o.WindowBuffer*1_000_000 {
+	if c.live(m.now) != nil || m.now < c.hold || c.handed == m.now && m.now != 0 || o.WindowBuffer > 0 && m.now < p.lastAppend()+o.WindowBuffer*1_000_000 {
 		return nil
 	}
 	var out []uint64

@@ -74,7 +74,7 @@ func (m *model) claim(g *mGroup, part *mPart, p *Pop, cl *Claim, offsets []uint6
 	if p.CommitOnDelivery {
 		m.expect("attempt of a claim without a lease", cl.Attempt, 1)
 		m.expect("lease end of a claim without a lease", cl.Expires, int64(0))
-		c.floor = int64(to)
+		c.floor, c.handed = int64(to), m.now
 		c.normalise()
 		return
 	}
