@@ -18,9 +18,12 @@ import (
 // goroutines: it commits every entry at once, keeps what the queue logs would
 // hold, answers look-ups from that, and lets a second machine apply each entry.
 type rig struct {
-	t   fataler
-	cfg Config
-	m   *Machine
+	// reported: a delivery was reported after the last cycle; an edge does that
+	// with a call, which brings another cycle at once.
+	reported bool
+	t        fataler
+	cfg      Config
+	m        *Machine
 	// twin applies every entry, each `applies` times; its digest must be that
 	// of m. Nil: not checked.
 	twin    *Machine
@@ -107,6 +110,7 @@ func (r *rig) call(body any) *Call {
 // reads the messages and leaves their ids with the lease.
 func (r *rig) received(p *Pop) {
 	if p.CommitOnDelivery {
+		r.reported = true
 		r.m.planDelivered(&Delivered{Claims: p.Claims})
 	}
 	for _, cl := range p.Claims {
@@ -129,7 +133,7 @@ func (r *rig) plan(calls ...*Call) Plan {
 	if r.now <= r.last {
 		r.now = r.last + 1
 	}
-	r.last = r.now
+	r.last, r.reported = r.now, false
 	p := r.m.Plan(r.now, calls)
 	if p.Now != nil {
 		p.Now()
