@@ -221,7 +221,6 @@ type resolution struct {
 	unsettled bool // at offset, in reach: of the lease's batch, or after the cursor
 	settled   bool // a message with this id is settled, the newest at settledAt
 	settledAt uint64
-	reach     bool // unsettled, but out of reach
 }
 
 // resolve finds the message that an ack names: the lowest unsettled one in
@@ -240,8 +239,7 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 		case o >= c.p.next:
 		case c.settled(o):
 			r.settled, r.settledAt = true, max(r.settledAt, o)
-		case o < lo || o >= hi:
-			r.reach = true
+		case o < lo || o >= hi: // unsettled, but out of reach
 		case p.taken(c, o, it):
 			again = resolution{offset: o, unsettled: true}
 		case !r.unsettled || o < r.offset:
