@@ -3,6 +3,7 @@ package recovery_test
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -158,21 +159,30 @@ func TestF3InterruptedCutIsFinished(t *testing.T) {
 	takeBack(t, base, 2, index)
 	for at := 1; ; at++ {
 		m := base.Clone()
-		calls, died := 0, (*vfs.Mem)(nil)
+		var cut struct { // the log writer makes calls, too, once the cut is over
+			sync.Mutex
+			calls int
+			died  *vfs.Mem
+		}
 		m.SetHook(func(op vfs.Op, name string) error {
 			switch op {
 			case vfs.OpWrite, vfs.OpSync, vfs.OpTruncate, vfs.OpRemove, vfs.OpRename, vfs.OpSyncDir, vfs.OpSyncAll, vfs.OpCreate:
 			default:
 				return nil
 			}
-			if calls++; calls == at && died == nil {
-				died = m.Crash(0.5)
+			cut.Lock()
+			defer cut.Unlock()
+			if cut.calls++; cut.calls == at {
+				cut.died = m.Crash(0.5)
 			}
 			return nil
 		})
 		b, err := open(t, m, dataDir)
+		cut.Lock()
+		died := cut.died
+		cut.calls = max(cut.calls, at) // what comes after the start is not of the cut
+		cut.Unlock()
 		if died == nil {
-			m.SetHook(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
