@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"sync"
-	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
@@ -47,51 +46,25 @@ type Group struct {
 	cfg    Config
 	store  *Store
 	boot   Boot
-	core   *core
 	stats  stats
 	reader *reader
-	in     inbox
+	in     *inbox
 	writer *writerLoop
 	rows   *rowsLoop
 	sealer *sealer
 	prep   *preparers
 	failed sync.Once
 
+	// turning is held for a turn of the core, and guards what follows.
+	turning sync.Mutex
+	core    *core
+	wake    Timer // of the machine's own work
+	armed   int64 // broker time that wake is set to; 0: it is not
+	over    bool  // no turns any more
+
 	stopOnce sync.Once
-	drained  chan struct{} // the loop has ended
+	drained  chan struct{} // over
 	stopErr  error
-}
-
-// event is what the background goroutines report to the loop.
-type event struct {
-	written     []appendRequest
-	confSaved   uint64
-	rowBytes    int
-	footer      *Footer
-	sealed      bool
-	fn          func()
-	message     *pb.Message
-	stopPlanner bool
-}
-
-// inbox is the way into the loop. One lock hand-over takes everything that
-// has gathered.
-type inbox struct {
-	mu struct {
-		sync.Mutex
-		calls   []any
-		events  []event
-		stopped bool // no calls any more
-		closed  bool // no functions any more
-	}
-	wake chan struct{}
-}
-
-func (in *inbox) signal() {
-	select {
-	case in.wake <- struct{}{}:
-	default:
-	}
 }
 
 // Start runs a group on what the boot found. The caller stops it.
@@ -101,7 +74,7 @@ func Start(cfg Config, b Boot) (*Group, error) {
 		return nil, err
 	}
 	g := &Group{cfg: cfg, store: b.Store, boot: b, drained: make(chan struct{})}
-	g.in.wake = make(chan struct{}, 1)
+	g.in, g.wake = newInbox(), cfg.Clock.NewTimer()
 	g.reader = &reader{store: b.Store}
 	first := b.Footer.From + 1
 	c, err := newCore(cfg, g.corePorts(), coreStart{
@@ -124,14 +97,18 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	b.Store.unsealed.Store(unsealed)
 	w := &logWriter{store: b.Store, stateDir: StateDir(cfg.Dir), state: b.State, last: b.Last, durable: b.Last}
 	g.stats.durable.Store(b.Last)
-	g.writer = startWriter(w, &g.cfg, &g.stats, g.post, g.fatal)
+	g.writer = startWriter(w, &g.cfg, &g.stats, g.written, g.fatal)
 	g.rows = startRows(b.Rows, func() []byte { return b.Extra(b.Store) }, g.post, g.fatal)
 	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
 	g.prep = startPreparers(cfg.Prepare)
 	if b.State.Conf.OnlyVoter(cfg.NodeID) {
 		c.campaign()
 	}
-	g.stats.publish(c)
+	g.turning.Lock()
+	if g.turn() {
+		g.in.signal()
+	}
+	g.turning.Unlock()
 	go g.loop()
 	return g, nil
 }
@@ -184,43 +161,39 @@ func (g *Group) fatal(err error) {
 	})
 }
 
+// post leaves an event to the loop.
 func (g *Group) post(e event) {
-	g.in.mu.Lock()
-	g.in.mu.events = append(g.in.mu.events, e)
-	g.in.mu.Unlock()
+	g.in.event(e)
 	g.in.signal()
 }
 
-// Submit queues a call for the machine's next Plan. It does not wait; the
-// machine answers. It returns ErrStopped once Stop was called.
-func (g *Group) Submit(call any) error {
-	g.in.mu.Lock()
-	if g.in.mu.stopped {
-		g.in.mu.Unlock()
-		return ErrStopped
-	}
-	g.in.mu.calls = append(g.in.mu.calls, call)
-	first := len(g.in.mu.calls) == 1
-	g.in.mu.Unlock()
-	if first {
-		g.in.signal()
-	}
-	return nil
+// written is post for the log writer, which goes on in the turn that its news
+// makes possible.
+func (g *Group) written(e event) {
+	g.in.event(e)
+	g.drive()
 }
 
-// Do runs fn on the loop, between turns, and returns when it has run: for
-// readers that need a consistent look at the machine. fn must be short, under
-// 1 ms, and must not call the group.
+// Submit queues a call for the machine's next Plan; it may run that turn. It
+// does not wait for the outcome: the machine answers, and it may do so before
+// Submit returns. It returns ErrStopped once Stop was called.
+func (g *Group) Submit(call any) error {
+	due, err := g.in.call(call)
+	if due {
+		g.drive()
+	}
+	return err
+}
+
+// Do runs fn between turns, and returns when it has run: for readers that need
+// a consistent look at the machine. fn must be short, under 1 ms, and must not
+// call the group.
 func (g *Group) Do(fn func()) error {
 	done := make(chan struct{})
-	g.in.mu.Lock()
-	if g.in.mu.closed {
-		g.in.mu.Unlock()
+	if !g.in.event(event{fn: func() { fn(); close(done) }}) {
 		return ErrStopped
 	}
-	g.in.mu.events = append(g.in.mu.events, event{fn: func() { fn(); close(done) }})
-	g.in.mu.Unlock()
-	g.in.signal()
+	g.drive()
 	<-done
 	return nil
 }
@@ -230,85 +203,6 @@ func (g *Group) Step(m *pb.Message) { g.post(event{message: m}) }
 
 // Reader reads the queue logs.
 func (g *Group) Reader() Reader { return g.reader }
-
-// loop is the only goroutine that touches the core.
-func (g *Group) loop() {
-	defer close(g.drained)
-	tick, wake := g.cfg.Clock.NewTimer(), g.cfg.Clock.NewTimer()
-	defer tick.Stop()
-	defer wake.Stop()
-	tick.Set(g.cfg.TickInterval)
-	g.core.turn(g.cfg.Clock.Now())
-	for armed := int64(0); ; {
-		select {
-		case <-g.in.wake:
-		case <-tick.C():
-			tick.Set(g.cfg.TickInterval)
-			g.core.tick(g.cfg.Clock.Now())
-			g.sealer.kick()
-		case <-wake.C():
-			armed = 0
-		}
-		if g.turns(tick) {
-			return
-		}
-		if at := g.core.wakeAt(); at != 0 && at != armed {
-			armed = at
-			wake.Set(time.Duration(at-g.core.brokerNow()) * time.Microsecond)
-		}
-	}
-}
-
-// turns runs turns until there is nothing to do. It reports whether the group
-// has stopped.
-func (g *Group) turns(tick Timer) (stopped bool) {
-	for again := true; again; {
-		g.take()
-		begun := g.cfg.Clock.Now()
-		again = g.core.turn(begun)
-		g.store.SetApplied(g.core.applied)
-		g.stats.publish(g.core)
-		if g.cfg.Observer.Hold != nil {
-			g.cfg.Observer.Hold(time.Duration(g.cfg.Clock.Now().Mono - begun.Mono))
-		}
-		if g.core.stopping && g.core.stopped() {
-			return g.close()
-		}
-		if again {
-			select {
-			case <-tick.C():
-				tick.Set(g.cfg.TickInterval)
-				g.core.tick(g.cfg.Clock.Now())
-			default:
-			}
-		}
-	}
-	return false
-}
-
-// close ends the inbox: functions that came too late still run.
-func (g *Group) close() bool {
-	g.in.mu.Lock()
-	g.in.mu.closed = true
-	g.in.mu.Unlock()
-	g.take()
-	return true
-}
-
-// take moves everything that has gathered in the inbox into the core.
-func (g *Group) take() {
-	g.in.mu.Lock()
-	calls, events := g.in.mu.calls, g.in.mu.events
-	g.in.mu.calls, g.in.mu.events = nil, nil
-	g.in.mu.Unlock()
-	c := g.core
-	for i := range events {
-		g.handle(&events[i])
-	}
-	if len(calls) > 0 {
-		c.submit(calls)
-	}
-}
 
 func (g *Group) handle(e *event) {
 	c := g.core

@@ -188,15 +188,27 @@ func (s *Store) Log(id uint64) *QueueLog { return s.find(id) }
 // CutLog makes a log end at pos of file seq, durably: what a boot judged to be
 // a torn tail goes.
 func (s *Store) CutLog(q *QueueLog, seq uint64, pos int64) error {
+	return s.truncate(q, q.markAt(seq, pos))
+}
+
+// EndLog notes that the records of a log end at pos of file seq, its newest,
+// and that only zeros follow: space that was prepared for more.
+func (s *Store) EndLog(q *QueueLog, seq uint64, pos int64) {
+	q.Log.EndAt(seq, pos)
+	q.dropped(q.markAt(seq, pos))
+}
+
+// markAt is the mark of the last entry that ends by pos of file seq, moved there.
+func (q *QueueLog) markAt(seq uint64, pos int64) EndMark {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	at := EndMark{Seq: seq, End: pos}
 	for _, m := range q.mu.ends {
 		if m.Seq < seq || m.Seq == seq && m.End <= pos {
 			at.Index, at.Time = m.Index, m.Time
 		}
 	}
-	q.mu.Unlock()
-	return s.truncate(q, at)
+	return at
 }
 
 // SyncFound makes durable what a boot found: a process that was killed leaves

@@ -34,9 +34,10 @@ type item struct {
 
 // badEnd is where the readable part of a log ends before its files do.
 type badEnd struct {
-	at   place
-	what string
-	err  error // the segment's own words; nil for zeros and stale records
+	at    place
+	what  string
+	err   error // the segment's own words; nil for zeros and stale records
+	zeros bool  // only zeros follow: space that was prepared, or data that is gone
 }
 
 // scanFile is one file that a boot reads.
@@ -138,7 +139,7 @@ func (c *cursor) records(yield func(item) bool) {
 				Expected: fmt.Sprintf("records up to byte %d", f.size), Found: fmt.Sprintf("records up to byte %d", end)}
 			return
 		case end < f.size:
-			c.bad = &badEnd{at: at, what: fmt.Sprintf("%d zero bytes", f.size-end)}
+			c.bad = &badEnd{at: at, what: fmt.Sprintf("%d zero bytes", f.size-end), zeros: true}
 			c.end = at
 			return
 		}

@@ -129,15 +129,17 @@ func TestB24PartialFiles(t *testing.T) {
 			truncate(t, m, seg(2, 2), segment.HeaderSize)
 		}},
 		"empty next file": {do: func(t *testing.T, m *vfs.Mem) {
+			truncate(t, m, seg(2, 1), endOf(t, m, 2)) // as a roll does first
 			f, err := m.Create(seg(2, 2))
 			must(t, errors.Join(err, f.Close()))
 		}},
 		"next file of zeros": {do: func(t *testing.T, m *vfs.Mem) {
+			truncate(t, m, seg(2, 1), endOf(t, m, 2))
 			f, err := m.Create(seg(2, 2))
 			must(t, errors.Join(err, f.Truncate(100_000), f.Close()))
 		}},
 		"last 100 bytes are zeros": {lost: 1, do: func(t *testing.T, m *vfs.Mem) {
-			writeAt(t, m, seg(2, 1), size(t, m, seg(2, 1))-100, make([]byte, 100))
+			writeAt(t, m, seg(2, 1), endOf(t, m, 2)-100, make([]byte, 100))
 		}},
 		"newest file of queue 2 is empty": {refuse: true, do: func(t *testing.T, m *vfs.Mem) { truncate(t, m, seg(2, 1), 0) }},
 		"a rolled file is empty":          {refuse: true, do: func(t *testing.T, m *vfs.Mem) { truncate(t, m, seg(1, 2), 0) }},

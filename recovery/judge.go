@@ -161,16 +161,24 @@ func (b *boot) judge(m *image) error {
 	if m.missAt.seq != 0 {
 		e.File, e.Pos = m.missAt.file(), m.missAt.pos
 	}
-	for _, c := range m.all {
-		if c.bad != nil { // the place that an operator wants to look at
-			e.File, e.Pos, e.Err = c.bad.at.file(), c.bad.at.pos, c.bad.err
-			if e.Err == nil {
-				e.Err = errors.New(c.bad.what)
-			}
-			break
+	if bad := m.suspect(); bad != nil {
+		e.File, e.Pos, e.Err = bad.at.file(), bad.at.pos, bad.err
+		if e.Err == nil {
+			e.Err = errors.New(bad.what)
 		}
 	}
 	return e
+}
+
+// suspect is the place that an operator wants to look at when data is gone.
+// Zeros stand at the end of most logs, so they are it only when nothing else is.
+func (m *image) suspect() (bad *badEnd) {
+	for _, c := range m.all {
+		if c.bad != nil && (bad == nil || bad.zeros && !c.bad.zeros) {
+			bad = c.bad
+		}
+	}
+	return bad
 }
 
 func (m *image) missingText() string {
@@ -181,13 +189,16 @@ func (m *image) missingText() string {
 }
 
 // cut takes everything from the first incomplete entry on out of every log,
-// and what is unreadable behind their ends (I1, I5).
+// and what is unreadable behind their ends (I1, I5). Zeros behind the last
+// record stay: they are space for the next one.
 func (b *boot) cut(m *image) error {
 	plan := make([]place, 0, len(m.all))
 	for _, c := range m.all {
 		switch {
 		case c.cutAt.seq != 0:
 			plan = append(plan, c.cutAt)
+		case c.bad != nil && c.bad.zeros:
+			b.store.EndLog(c.q, c.bad.at.seq, c.bad.at.pos)
 		case c.bad != nil:
 			plan = append(plan, c.bad.at)
 		}

@@ -295,6 +295,13 @@ func takeBack(t testing.TB, fsys vfs.FS, log, index uint64) {
 	t.Fatalf("log %d holds nothing of entry %d", log, index)
 }
 
+// endOf is where the last record of a log ends; prepared space follows.
+func endOf(t testing.TB, fsys vfs.FS, log uint64) int64 {
+	t.Helper()
+	all := records(t, fsys, log)
+	return all[len(all)-1].end
+}
+
 func truncate(t testing.TB, fsys vfs.FS, file string, size int64) {
 	t.Helper()
 	f, err := fsys.OpenReadWrite(file)

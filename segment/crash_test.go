@@ -60,10 +60,10 @@ func (b *book) recovered(l *Log, lossy bool) (int, error) {
 		if err != nil && !(errors.As(err, &torn) && newest && lossy) {
 			return n, err
 		}
-		if torn != nil || end < info.Size {
-			if !newest || !lossy {
-				return n, fmt.Errorf("file %d: zeros from %d to %d", info.Seq, end, info.Size)
-			}
+		if torn == nil && end < info.Size && !newest { // in the newest file it is prepared space
+			return n, fmt.Errorf("file %d: zeros from %d to %d", info.Seq, end, info.Size)
+		}
+		if torn != nil {
 			if err := l.Truncate(info.Seq, end); err != nil {
 				return n, err
 			}

@@ -76,10 +76,10 @@ func (l *Log) dropBufferLocked() {
 func (l *Log) resetLocked() {
 	l.view.Lock()
 	defer l.view.Unlock()
-	l.seq, l.created, l.flushed, l.rolled, l.tail = 0, false, 0, false, false
+	l.seq, l.created, l.flushed, l.size, l.rolled, l.tail = 0, false, 0, 0, false, false
 	if n := len(l.view.segments); n > 0 {
 		last := l.view.segments[n-1]
-		l.seq, l.created, l.flushed, l.rolled = last.Seq, true, last.Size, true
+		l.seq, l.created, l.flushed, l.size, l.rolled = last.Seq, true, last.Size, last.Size, true
 	}
 	for i := range l.view.segments {
 		l.view.segments[i].Active = false
@@ -123,13 +123,16 @@ func (l *Log) restartLocked() error {
 // cutFileLocked makes seq end at pos and be the active file.
 func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
 	l.forgetValid(seq, pos)
-	wasRolled := l.rolled
-	l.seq, l.created, l.flushed, l.tail, l.unsynced = seq, true, pos, false, true
+	wasRolled, whole := l.rolled, size
+	if seq == l.seq {
+		whole = max(size, l.size)
+	}
+	l.seq, l.created, l.flushed, l.size, l.tail, l.unsynced = seq, true, pos, pos, false, true
 	l.rolled = pos == size && (!newest || wasRolled)
 	if err := l.openLocked(); err != nil {
 		return l.failLocked("open for writing", err)
 	}
-	if pos < size {
+	if pos < whole {
 		if err := l.file.Truncate(pos); err != nil {
 			return l.failLocked("truncate", err)
 		}

@@ -70,6 +70,7 @@ type Log struct {
 	salt     uint64
 	buf      []byte // appended, not flushed; they belong at pos flushed
 	flushed  int64  // bytes of the active file that are written
+	size     int64  // of the active file: between flushed and it stand zeros, prepared for what comes
 	rolled   bool   // the next append starts a new file
 	tail     bool   // everything up to flushed is known to be valid
 	unsynced bool   // the active file holds bytes that no sync covered
@@ -123,7 +124,7 @@ func Open(o Options) (*Log, error) {
 	if n := len(l.view.segments); n > 0 {
 		newest := l.view.segments[n-1]
 		l.view.segments[n-1].Active = true
-		l.seq, l.created, l.flushed, l.next = newest.Seq, true, newest.Size, newest.Seq+1
+		l.seq, l.created, l.flushed, l.size, l.next = newest.Seq, true, newest.Size, newest.Size, newest.Seq+1
 		l.unsynced = true
 	}
 	return l, nil
@@ -157,7 +158,7 @@ func (l *Log) Dir() string { return l.o.Dir }
 //
 // The first append after Open or Truncate needs a valid end: if the last Scan
 // did not end there, Append scans the newest file, and refuses (without harm
-// to the log) when something other than records stands at its end.
+// to the log) when something other than records and zeros stands at its end.
 func (l *Log) Append(body []byte) (Ref, error) {
 	return l.AppendFunc(func(dst []byte) []byte { return append(dst, body...) })
 }
@@ -222,7 +223,7 @@ func (l *Log) prepareLocked() error {
 }
 
 func (l *Log) startFileLocked() {
-	l.seq, l.created, l.flushed, l.rolled, l.tail = l.next, false, 0, false, true
+	l.seq, l.created, l.flushed, l.size, l.rolled, l.tail = l.next, false, 0, 0, false, true
 	l.next++
 	var head [HeaderSize]byte
 	head, l.salt = header{version: Version, id: l.o.ID, seq: l.seq, generation: 1}.encode()
@@ -240,13 +241,10 @@ func (l *Log) checkTailLocked() error {
 	l.view.Unlock()
 	if !clean {
 		end, err := l.Scan(l.seq, 0, nil)
-		if err == nil && end != l.flushed {
-			err = &TornError{File: l.path(l.seq), Seq: l.seq, Pos: end, Size: l.flushed,
-				What: "end of file", Expected: "a record", Found: fmt.Sprintf("%d zero bytes", l.flushed-end)}
-		}
 		if err != nil {
 			return fmt.Errorf("log %d does not end with a record, cut it first: %w", l.o.ID, err)
 		}
+		l.endLocked(end)
 	}
 	f, err := l.files.acquire(l, l.seq)
 	if err != nil {
@@ -280,10 +278,68 @@ func (l *Log) flushLocked() error {
 	}
 	l.flushed += int64(len(l.buf))
 	l.unsynced = true
+	if err := l.prepareSpaceLocked(len(l.buf)); err != nil {
+		return l.failLocked("write zeros", err)
+	}
 	l.files.giveBuffer(l.buf)
 	l.buf = nil
 	l.publishLocked()
 	return nil
+}
+
+// A flush that makes the file grow costs the file system more at the sync than
+// one that stays inside of it: the new size has to be written too. So a small
+// flush that reaches the end of the file writes zeros for those that follow,
+// as many as the file has bytes: a log with little in it stays small. For a
+// large flush the size costs little and the zeros would cost much.
+const (
+	smallFlush  = 4 << 10
+	minPrepared = 4 << 10
+	maxPrepared = 64 << 10
+)
+
+var zeros [maxPrepared]byte
+
+// prepareSpaceLocked writes zeros behind a flush of so many bytes when it
+// reached the end of the file.
+func (l *Log) prepareSpaceLocked(flush int) error {
+	if l.flushed < l.size {
+		return nil
+	}
+	l.size = l.flushed
+	if flush > smallFlush {
+		return nil
+	}
+	step := int64(minPrepared)
+	for step < l.flushed && step < maxPrepared {
+		step *= 2
+	}
+	end := min((l.flushed+step)/step*step, l.o.SegmentBytes)
+	if end <= l.flushed {
+		return nil
+	}
+	if _, err := l.file.WriteAt(zeros[:end-l.flushed], l.flushed); err != nil {
+		return err
+	}
+	l.size = end
+	return nil
+}
+
+// EndAt says that the records of the newest file, seq, end at end, as a Scan
+// found, and that zeros follow: they are space for what is appended next.
+func (l *Log) EndAt(seq uint64, end int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if seq == l.seq && end >= HeaderSize && end <= l.flushed && len(l.buf) == 0 {
+		l.endLocked(end)
+	}
+}
+
+func (l *Log) endLocked(end int64) {
+	if end != l.flushed {
+		l.flushed = end
+		l.publishLocked()
+	}
 }
 
 // openLocked makes the write handle of the active file, and the file.
@@ -432,6 +488,9 @@ func (l *Log) rollLocked() error {
 			return err
 		}
 	}
+	if err := l.trimLocked(); err != nil {
+		return err
+	}
 	if err := l.syncLocked(); err != nil {
 		return err
 	}
@@ -440,6 +499,25 @@ func (l *Log) rollLocked() error {
 	}
 	l.rolled = true
 	l.setActiveLocked(0)
+	return nil
+}
+
+// trimLocked writes what is buffered and takes prepared space away, so that
+// the file ends with its last record.
+func (l *Log) trimLocked() error {
+	if err := l.flushLocked(); err != nil {
+		return err
+	}
+	if l.size == l.flushed {
+		return nil
+	}
+	if err := l.openLocked(); err != nil {
+		return l.failLocked("open for writing", err)
+	}
+	if err := l.file.Truncate(l.flushed); err != nil {
+		return l.failLocked("truncate", err)
+	}
+	l.size, l.unsynced = l.flushed, true
 	return nil
 }
 
@@ -545,7 +623,8 @@ func (l *Log) Segments() []SegmentInfo {
 	return slices.Clone(l.view.segments)
 }
 
-// Close syncs, and closes all files. Further calls return ErrClosed.
+// Close syncs, and closes all files. Further calls return ErrClosed. Space that
+// was prepared stays where the log was parked before.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -554,7 +633,13 @@ func (l *Log) Close() error {
 		l.abandonLocked()
 		return err
 	}
-	err := l.syncLocked()
+	err := l.flushLocked()
+	if err == nil && l.file != nil {
+		err = l.trimLocked()
+	}
+	if err == nil {
+		err = l.syncLocked()
+	}
 	if err == nil {
 		err = l.closeFileLocked()
 	}

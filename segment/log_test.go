@@ -43,7 +43,8 @@ func TestAppendReadScanReopen(t *testing.T) {
 		}
 	}
 	n := 0
-	for _, s := range l.Segments() {
+	segments := l.Segments()
+	for i, s := range segments {
 		end, err := l.Scan(s.Seq, 0, func(pos int64, b []byte) error {
 			if want := (Ref{s.Seq, pos, uint32(len(b))}); refs[n] != want || !bytes.Equal(b, body(n)) {
 				t.Fatalf("record %d is at %v, scan found %v %q", n, refs[n], want, b)
@@ -51,7 +52,7 @@ func TestAppendReadScanReopen(t *testing.T) {
 			n++
 			return nil
 		})
-		if err != nil || end != s.Size {
+		if err != nil || end != s.Size && i < len(segments)-1 {
 			t.Fatalf("scan of %d ended at %d of %d: %v", s.Seq, end, s.Size, err)
 		}
 	}
