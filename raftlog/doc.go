@@ -10,14 +10,15 @@
 // checkpoint.go). logWriter is the log writer as a state machine: write, the
 // logs whose sync is due, synced (writer.go). Neither starts anything or reads
 // a clock, so that a simulator can drive both. Around them stand goroutines:
-// the loop (group.go), the writer with its sync workers (writerloop.go), the
+// the loop (turns.go), the writer with its sync workers (writerloop.go), the
 // rows writer (rowsloop.go), the sealer (sealer.go) and the preparers
-// (prepare.go). Package recovery finds out what a directory holds and hands it
+// (prepare.go). A turn is run by whoever brings something in and finds the core
+// free, the submitter of a call or the log writer; by the loop otherwise. Package recovery finds out what a directory holds and hands it
 // to Start.
 //
 // # A turn
 //
-// The loop takes what has gathered in its inbox, steps what the log writer
+// A turn takes what has gathered in the inbox, steps what the log writer
 // reports into raft, takes out of raft what is committed, answers it, plans
 // the calls that wait, proposes the entry, and hands it to the log writer. So
 // an entry's index is known, and its bytes are on their way to the disk, in

@@ -37,9 +37,9 @@ type Boot struct {
 
 // Group is one raft node with its log, its loop and its state machine.
 //
-// Start starts these goroutines, and Stop ends them all: the loop, which is
-// the only one that touches raft and the machine; the log writer and its sync
-// workers; the rows writer; the sealer; and the preparers.
+// Start starts these goroutines, and Stop ends them all: the loop, the log
+// writer and its sync workers, the rows writer, the sealer and the preparers.
+// Raft and the machine are touched only by who holds turning.
 //
 // Its methods are safe for concurrent use.
 type Group struct {

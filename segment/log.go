@@ -293,9 +293,9 @@ func (l *Log) flushLocked() error {
 // as many as the file has bytes: a log with little in it stays small. For a
 // large flush the size costs little and the zeros would cost much.
 const (
-	smallFlush  = 4 << 10
+	smallFlush  = 2 << 10
 	minPrepared = 4 << 10
-	maxPrepared = 64 << 10
+	maxPrepared = 16 << 10
 )
 
 var zeros [maxPrepared]byte

@@ -33,6 +33,7 @@ import (
 //	copy-record file=N pos=N len=N to=N  copy bytes within the file
 //	fail op=NAME n=N              the n-th call of a kind fails
 //	count                         calls of the file system since the last count
+//	disk                          names and sizes of the files
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	datadriven.Walk(t, "testdata/script", func(t *testing.T, file string) {
@@ -166,9 +167,23 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		return ""
 	case "count":
 		return s.counts()
+	case "disk":
+		return s.disk(t)
 	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	return ""
+}
+
+func (s *script) disk(t *testing.T) string {
+	infos, err := s.fsys.List("log/q7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, i := range infos {
+		fmt.Fprintf(&b, "%s %d\n", i.Name, i.Size)
+	}
+	return b.String()
 }
 
 func number(t *testing.T, d *datadriven.TestData, key string, without int) int {

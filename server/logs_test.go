@@ -9,9 +9,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"queen/internal/entry"
 	"queen/internal/vfs"
+	"queen/raftlog"
 	"queen/segment"
 )
 
@@ -218,6 +220,25 @@ func TestDeliveryCostsOneCommit(t *testing.T) {
 
 const fixtureDir = "testdata/data-v1"
 
+// fixtureClock runs from when the fixture was made, so that nothing in it
+// grows old: transactionIds are recognised within an hour.
+func fixtureClock() raftlog.Clock {
+	made := time.Date(2026, 12, 1, 0, 46, 48, 0, time.UTC)
+	return shiftedClock{raftlog.SystemClock(), time.Until(made).Microseconds()}
+}
+
+// shiftedClock is a clock of another date.
+type shiftedClock struct {
+	raftlog.Clock
+	by int64 // microseconds
+}
+
+func (c shiftedClock) Now() raftlog.Times {
+	now := c.Clock.Now()
+	now.Wall += c.by
+	return now
+}
+
 // TestDataDirectoryFixture opens a copy of a data directory that an earlier
 // build left after a kill, and reads every part of it back. Every later build
 // must. QUEEN_UPDATE_FIXTURE=1 makes it anew, for a new format version only.
@@ -229,7 +250,7 @@ func TestDataDirectoryFixture(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS(fixtureDir)); err != nil {
 		t.Fatal(err)
 	}
-	b := startBrokerAt(t, vfs.OS(), dir)
+	b := startBrokerOn(t, vfs.OS(), dir, fixtureClock())
 	for _, c := range []struct{ method, path, body, want string }{
 		{"GET", "/api/v1/kv/state/77001", "", `"value":{"s":"routed"}`},
 		{"GET", "/api/v1/kv/seen/scan-1", "", `"found":true`},
@@ -251,11 +272,11 @@ func TestDataDirectoryFixture(t *testing.T) {
 func makeFixture(t *testing.T) {
 	fs := vfs.NewMem(7)
 	t.Run("first", func(t *testing.T) {
-		b := startBroker(t, fs)
+		b := startBrokerOn(t, fs, "data", fixtureClock())
 		b.do("POST", "/api/v1/push", `{"items":[{"queue":"parcels","partition":"v","transactionId":"scan-1","payload":{"p":1}},{"queue":"parcels","partition":"v","transactionId":"scan-2","payload":{"p":2}},{"queue":"parcels","partition":"v","transactionId":"scan-3","payload":{"p":3}}]}`)
 		b.do("POST", "/api/v1/configure", `{"queue":"parcels","options":{"retryLimit":0}}`)
 	})
-	b := startBroker(t, fs)
+	b := startBrokerOn(t, fs, "data", fixtureClock())
 	p, _ := b.pop("parcels?consumerGroup=routing&subscriptionMode=all&batch=2&leaseSeconds=3600")
 	if len(p.Messages) != 2 {
 		t.Fatal("no batch")

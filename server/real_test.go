@@ -17,6 +17,7 @@ import (
 
 	"queen/fsm"
 	"queen/internal/vfs"
+	"queen/raftlog"
 )
 
 // broker is a server on the real engine, on a file system in memory, behind a
@@ -36,7 +37,12 @@ func startBroker(t testing.TB, fs vfs.FS) *broker {
 
 func startBrokerAt(t testing.TB, fs vfs.FS, dir string) *broker {
 	t.Helper()
-	eng, err := Open(StorageConfig{FS: fs, Dir: dir, NodeID: 1, Planner: fsm.Config{}, Fatal: func(err error) { t.Error(err) }})
+	return startBrokerOn(t, fs, dir, raftlog.SystemClock())
+}
+
+func startBrokerOn(t testing.TB, fs vfs.FS, dir string, clock raftlog.Clock) *broker {
+	t.Helper()
+	eng, err := Open(StorageConfig{FS: fs, Dir: dir, NodeID: 1, Planner: fsm.Config{}, Fatal: func(err error) { t.Error(err) }, Group: raftlog.Config{Clock: clock}})
 	if err != nil {
 		t.Fatal(err)
 	}
