@@ -104,11 +104,8 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	if b.State.Conf.OnlyVoter(cfg.NodeID) {
 		c.campaign()
 	}
-	g.turning.Lock()
-	if g.turn() {
-		g.in.signal()
-	}
-	g.turning.Unlock()
+	g.stats.publish(c)
+	g.in.signal()
 	go g.loop()
 	return g, nil
 }

@@ -196,6 +196,7 @@ func (g *Group) loop() {
 			select {
 			case <-tick.C():
 				g.tick(tick)
+				again = true
 			default:
 			}
 		}

@@ -267,3 +267,13 @@ func BenchmarkOpen(b *testing.B) {
 		})
 	}
 }
+
+// Nothing but what a group itself does makes it lead: no tick of a clock has to
+// come, however the start and the first write meet.
+func TestLeadsWithoutTicks(t *testing.T) {
+	for range 200 {
+		n := mustOpen(t, vfs.NewMem(1), dataDir, withClock(newClock()))
+		waitFor(t, func() bool { return n.g.Status().Leader })
+		n.gone()
+	}
+}
