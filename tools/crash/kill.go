@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"queen/internal/history"
 	"queen/tools/internal/api"
 	"queen/tools/internal/broker"
 )
@@ -28,7 +29,7 @@ type killer struct {
 	longest    time.Duration
 	allowNoCut bool
 
-	book    *book
+	book    *history.Steps
 	proc    *broker.Process
 	api     *api.Client
 	rng     *rand.Rand
@@ -74,7 +75,7 @@ func (k *killer) runEpoch(ctx context.Context, first, end int) error {
 	if err := os.RemoveAll(k.at); err != nil {
 		return err
 	}
-	k.book, k.logSeen = newBook(), 0
+	k.book, k.logSeen = history.NewSteps(), 0
 	if err := k.start(ctx); err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (k *killer) options() broker.Options {
 
 // start starts the broker, now and then after a start that is killed half way.
 func (k *killer) start(ctx context.Context) error {
-	for len(k.book.attempts) > 0 && k.rng.IntN(4) == 0 {
+	for k.book.Len() > 0 && k.rng.IntN(4) == 0 {
 		p, err := broker.Launch(k.options())
 		if err != nil {
 			return err
@@ -143,8 +144,8 @@ func (k *killer) countCuts() error {
 // round loads the broker, ends it, starts it again and checks everything.
 func (k *killer) round(ctx context.Context, n int) error {
 	l := &load{api: k.api, round: n, fan: make(chan struct{})}
-	for _, p := range k.book.partitions() {
-		l.backlog.Add(k.book.inputs(p) - k.book.audit[p])
+	for _, p := range k.book.Partitions() {
+		l.backlog.Add(k.book.Inputs(p) - k.book.Covered(p))
 	}
 	steppers := make([]*stepper, k.steppers)
 	makers := make([]*producer, producers)
@@ -182,10 +183,10 @@ func (k *killer) round(ctx context.Context, n int) error {
 	}
 	bodies := k.enter(steppers)
 	for _, p := range makers {
-		k.book.addPushes(p.pushes)
+		k.book.Add(p.pushes...)
 	}
 	for _, p := range fans {
-		k.book.addPushes(p.pushes)
+		k.book.Add(p.pushes...)
 	}
 	k.api.Close()
 	if err := k.start(ctx); err != nil {
@@ -246,10 +247,10 @@ func (k *killer) enter(steppers []*stepper) map[string]api.Transaction {
 	for _, w := range steppers {
 		k.steps += w.steps
 		for _, a := range w.attempts {
-			k.book.addAttempt(a)
-			if a.fate == unknown {
+			k.book.AddStep(a)
+			if a.Fate == history.Unknown {
 				k.unknowns++
-				bodies[a.id] = w.bodies[a.id]
+				bodies[a.ID] = w.bodies[a.ID]
 			}
 		}
 	}

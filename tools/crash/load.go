@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"queen/internal/history"
 	"queen/tools/internal/api"
 )
 
@@ -75,7 +76,7 @@ type stepper struct {
 	*load
 	id       int
 	rng      *rand.Rand
-	attempts []*attempt
+	attempts []*history.Step
 	bodies   map[string]api.Transaction // of attempts whose answer did not come
 	steps    int
 }
@@ -104,36 +105,36 @@ func (w *stepper) step(ctx context.Context) error {
 	}
 	a, t := w.transaction(ms)
 	w.attempts = append(w.attempts, a)
-	w.bodies[a.id] = t
+	w.bodies[a.ID] = t
 	v, err := w.api.Transact(ctx, t)
 	if err != nil {
 		var s *api.StatusError
 		if errors.As(err, &s) && !s.Unknown() {
-			a.fate = refused
+			a.Fate = history.Refused
 		}
 		return err
 	}
-	delete(w.bodies, a.id)
+	delete(w.bodies, a.ID)
 	w.steps++
-	a.fate = answered
+	a.Fate = history.Answered
 	if v.Success {
 		w.backlog.Add(-int64(len(ms)))
 		return nil
 	}
-	a.fate = refused
+	a.Fate = history.Refused
 	// A lease that ran out while the machine was busy is the only good reason.
 	if v.Reason != "rejected_ack" {
-		return fmt.Errorf("step %s of %s was rolled back: %s: %s", a.id, a.partition, v.Reason, v.Error)
+		return fmt.Errorf("step %s of %s was rolled back: %s: %s", a.ID, a.Partition, v.Reason, v.Error)
 	}
 	return nil
 }
 
 // transaction builds the step of a batch of one partition.
-func (w *stepper) transaction(ms []api.Message) (*attempt, api.Transaction) {
+func (w *stepper) transaction(ms []api.Message) (*history.Step, api.Transaction) {
 	last := ms[len(ms)-1]
-	a := &attempt{
-		id: fmt.Sprintf("s%d-%d-%d", w.round, w.id, len(w.attempts)), partition: last.Partition, first: ms[0].Offset, last: last.Offset,
-		timer: w.rng.IntN(8) == 0,
+	a := &history.Step{
+		ID: fmt.Sprintf("s%d-%d-%d", w.round, w.id, len(w.attempts)), Partition: last.Partition, First: ms[0].Offset, Last: last.Offset,
+		Timer: w.rng.IntN(8) == 0,
 	}
 	pad := 50
 	if w.rng.IntN(20) == 0 {
@@ -142,36 +143,36 @@ func (w *stepper) transaction(ms []api.Message) (*attempt, api.Transaction) {
 	var outs []api.Item
 	for _, m := range ms {
 		outs = append(outs, api.Item{Queue: outQueue(m.Partition), Partition: m.Partition, TransactionID: "o-" + m.TransactionID,
-			Payload: outputBody{a.id, m.Offset, noise(w.rng, pad)}})
+			Payload: outputBody{a.ID, m.Offset, noise(w.rng, pad)}})
 	}
-	audit := api.Item{Queue: "audit", Partition: a.partition, TransactionID: a.id, Payload: auditBody{a.id, a.first, a.last}}
+	audit := api.Item{Queue: "audit", Partition: a.Partition, TransactionID: a.ID, Payload: auditBody{a.ID, a.First, a.Last}}
 	t := api.Transaction{
 		Operations: []api.Operation{api.Ack(last, group), {Type: "push", Items: outs}, {Type: "push", Items: []api.Item{audit}}},
 		KV: []api.KVOp{
-			{Op: "incr", NS: "count", Key: a.partition, Delta: float64(len(ms)), TTLSeconds: keep},
-			{Op: "put", NS: "last", Key: a.partition, Value: a.id, TTLSeconds: keep},
-			{Op: "putIfAbsent", NS: "once", Key: a.markerKey(), Value: a.id, TTLSeconds: keep, Required: true},
+			{Op: "incr", NS: "count", Key: a.Partition, Delta: float64(len(ms)), TTLSeconds: keep},
+			{Op: "put", NS: "last", Key: a.Partition, Value: a.ID, TTLSeconds: keep},
+			{Op: "putIfAbsent", NS: "once", Key: markerKey(a), Value: a.ID, TTLSeconds: keep, Required: true},
 		},
 	}
-	if a.timer {
-		payload, err := json.Marshal(inputBody{a.id})
+	if a.Timer {
+		payload, err := json.Marshal(inputBody{a.ID})
 		if err != nil {
 			panic(err) // a string
 		}
-		t.Timers = []api.TimerOp{{Op: "schedule", Queue: "fired", TimerKey: a.id, Partition: a.partition, DelayMs: w.rng.Int64N(200),
-			Txn: a.id, Payload: payload}}
+		t.Timers = []api.TimerOp{{Op: "schedule", Queue: "fired", TimerKey: a.ID, Partition: a.Partition, DelayMs: w.rng.Int64N(200),
+			Txn: a.ID, Payload: payload}}
 	}
 	return a, t
 }
 
-func (a *attempt) markerKey() string { return fmt.Sprintf("%s:%d", a.partition, a.first) }
+func markerKey(a *history.Step) string { return fmt.Sprintf("%s:%d", a.Partition, a.First) }
 
 // producer pushes input, several messages a call, over several partitions.
 type producer struct {
 	*load
 	id     int
 	rng    *rand.Rand
-	pushes []*pushed
+	pushes []*history.Push
 }
 
 func (p *producer) run(ctx context.Context) error {
@@ -194,11 +195,11 @@ func (p *producer) push(ctx context.Context) error {
 	var items []api.Item
 	start := len(p.pushes)
 	for range 1 + p.rng.IntN(40) {
-		x := &pushed{id: fmt.Sprintf("i%d-%d-%d", p.round, p.id, len(p.pushes)), offset: -1}
+		x := &history.Push{ID: fmt.Sprintf("i%d-%d-%d", p.round, p.id, len(p.pushes)), Offset: -1}
 		partition := partitionName(p.rng.IntN(partitions))
-		x.stream = streamName("in", partition)
+		x.Stream = history.StreamName("in", partition)
 		p.pushes = append(p.pushes, x)
-		items = append(items, api.Item{Queue: "in", Partition: partition, TransactionID: x.id, Payload: inputBody{x.id}})
+		items = append(items, api.Item{Queue: "in", Partition: partition, TransactionID: x.ID, Payload: inputBody{x.ID}})
 	}
 	if err := p.send(ctx, p.pushes[start:], items); err != nil {
 		return err
@@ -208,16 +209,16 @@ func (p *producer) push(ctx context.Context) error {
 }
 
 // send pushes items and books what was answered.
-func (l *load) send(ctx context.Context, pushes []*pushed, items []api.Item) error {
+func (l *load) send(ctx context.Context, pushes []*history.Push, items []api.Item) error {
 	got, err := l.api.Push(ctx, items...)
 	if err != nil {
 		return err
 	}
 	for i, x := range pushes {
 		if got[i].Status != "queued" {
-			return fmt.Errorf("push %s to %s: status %s, expected queued", x.id, x.stream, got[i].Status)
+			return fmt.Errorf("push %s to %s: status %s, expected queued", x.ID, x.Stream, got[i].Status)
 		}
-		x.fate, x.offset = answered, got[i].Offset
+		x.Fate, x.Offset = history.Answered, got[i].Offset
 	}
 	return nil
 }
@@ -229,7 +230,7 @@ type fanner struct {
 	*load
 	id     int
 	rng    *rand.Rand
-	pushes []*pushed
+	pushes []*history.Push
 }
 
 func (w *fanner) run(ctx context.Context) error {
@@ -256,14 +257,12 @@ func (w *fanner) run(ctx context.Context) error {
 
 func (w *fanner) push(ctx context.Context, payload json.RawMessage) error {
 	id := fmt.Sprintf("f%d-%d-%d", w.round, w.id, len(w.pushes))
-	var all []*pushed
+	unit := &history.Unit{ID: id}
+	var all []*history.Push
 	var items []api.Item
 	for q := range fanQueues {
-		all = append(all, &pushed{id: id, stream: streamName(fanQueue(q), "p"), offset: -1})
+		all = append(all, &history.Push{ID: id, Stream: history.StreamName(fanQueue(q), "p"), Offset: -1, Unit: unit})
 		items = append(items, api.Item{Queue: fanQueue(q), Partition: "p", TransactionID: id, Payload: payload})
-	}
-	for _, x := range all {
-		x.with = all
 	}
 	w.pushes = append(w.pushes, all...)
 	v, err := w.api.Transact(ctx, api.Transaction{Operations: []api.Operation{{Type: "push", Items: items}}})
@@ -273,8 +272,9 @@ func (w *fanner) push(ctx context.Context, payload json.RawMessage) error {
 	if !v.Success {
 		return fmt.Errorf("push %s to many queues: %s: %s", id, v.Reason, v.Error)
 	}
+	unit.Fate = history.Answered
 	for _, x := range all {
-		x.fate = answered
+		x.Fate = history.Answered
 	}
 	return nil
 }

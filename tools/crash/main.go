@@ -8,7 +8,7 @@
 // The load of kill is steps: pop a batch, then one transaction that acks it,
 // pushes an output for each message, pushes an audit record, counts in KV, sets
 // a marker, and sometimes schedules a timer. Each call is booked as answered,
-// refused or unknown (book.go). After each restart everything new is read back,
+// refused or unknown (internal/history). After each restart everything new is read back,
 // and the books must balance: what was answered is there, what was refused is
 // not, what is unknown is there wholly or not at all, nothing is there twice,
 // and each partition is in order.

@@ -12,13 +12,14 @@ import (
 	"strconv"
 	"time"
 
+	"queen/internal/history"
 	"queen/tools/internal/api"
 )
 
 // verify reads back what is new since the last round and balances the book.
 func (k *killer) verify(ctx context.Context) error {
 	if err := k.read(ctx, "in", func(m api.Message) error {
-		return k.book.readPush(streamName("in", m.Partition), m.TransactionID, m.Offset)
+		return k.book.Read(history.StreamName("in", m.Partition), m.TransactionID, m.Offset)
 	}); err != nil {
 		return err
 	}
@@ -38,7 +39,7 @@ func (k *killer) verify(ctx context.Context) error {
 	if err := k.readTimers(ctx); err != nil {
 		return err
 	}
-	if err := k.book.balance(); err != nil {
+	if err := k.book.Balance(); err != nil {
 		return err
 	}
 	if err := k.compareKV(ctx); err != nil {
@@ -73,7 +74,7 @@ func (k *killer) readFan(queue string, m api.Message) error {
 	if sum := crc32.ChecksumIEEE([]byte(b.Pad)); sum != b.Sum {
 		return fmt.Errorf("%s offset %d: the sum of %d bytes of content is %08x, expected %08x", queue, m.Offset, len(b.Pad), sum, b.Sum)
 	}
-	return k.book.readPush(streamName(queue, m.Partition), m.TransactionID, m.Offset)
+	return k.book.Read(history.StreamName(queue, m.Partition), m.TransactionID, m.Offset)
 }
 
 func (k *killer) readAudit(m api.Message) error {
@@ -81,7 +82,7 @@ func (k *killer) readAudit(m api.Message) error {
 	if err := json.Unmarshal(m.Data, &b); err != nil {
 		return fmt.Errorf("audit %s offset %d: %w", m.Partition, m.Offset, err)
 	}
-	return k.book.readAudit(m.Partition, b.Step, b.First, b.Last)
+	return k.book.ReadAudit(m.Partition, b.Step, b.First, b.Last)
 }
 
 func (k *killer) readOutput(m api.Message) error {
@@ -92,7 +93,7 @@ func (k *killer) readOutput(m api.Message) error {
 	if m.Offset != b.Source {
 		return fmt.Errorf("output %s: the output of input %d is at offset %d", m.Partition, b.Source, m.Offset)
 	}
-	return k.book.readOutput(m.Partition, b.Step, b.Source)
+	return k.book.ReadOutput(m.Partition, b.Step, b.Source)
 }
 
 // readTimers waits until the timers of all applied steps have fired.
@@ -102,13 +103,13 @@ func (k *killer) readTimers(ctx context.Context) error {
 		if err := json.Unmarshal(m.Data, &b); err != nil {
 			return fmt.Errorf("fired %s offset %d: %w", m.Partition, m.Offset, err)
 		}
-		return k.book.readFired(b.N)
+		return k.book.ReadFired(b.N)
 	}
 	for end := time.Now().Add(10 * time.Second); ; {
 		if err := k.read(ctx, "fired", fired); err != nil {
 			return err
 		}
-		if k.book.timersDue() == 0 || time.Now().After(end) {
+		if k.book.TimersDue() == 0 || time.Now().After(end) {
 			return nil // the balance says what is missing
 		}
 		select {
@@ -121,7 +122,7 @@ func (k *killer) readTimers(ctx context.Context) error {
 
 // compareKV compares counters, newest steps and the round's markers.
 func (k *killer) compareKV(ctx context.Context) error {
-	ps := k.book.partitions()
+	ps := k.book.Partitions()
 	counts, err := k.api.KVGetMany(ctx, "count", ps)
 	if err != nil {
 		return err
@@ -136,7 +137,7 @@ func (k *killer) compareKV(ctx context.Context) error {
 		if err := errors.Join(json.Unmarshal(counts[p], &n), json.Unmarshal(last[p], &id)); err != nil {
 			return fmt.Errorf("partition %s: KV count %q, last %q: %w", p, counts[p], last[p], err)
 		}
-		if err := k.book.counts(p, n, id); err != nil {
+		if err := k.book.Counts(p, n, id); err != nil {
 			return err
 		}
 	}
@@ -144,10 +145,10 @@ func (k *killer) compareKV(ctx context.Context) error {
 }
 
 func (k *killer) compareMarkers(ctx context.Context) error {
-	for some := range slices.Chunk(k.book.markers, 200) {
+	for some := range slices.Chunk(k.book.TakeMarkers(), 200) {
 		keys := map[string]bool{} // a retried batch has the marker of the first try
 		for _, a := range some {
-			keys[a.markerKey()] = true
+			keys[markerKey(a)] = true
 		}
 		rows, err := k.api.KVGetMany(ctx, "once", slices.Sorted(maps.Keys(keys)))
 		if err != nil {
@@ -155,17 +156,16 @@ func (k *killer) compareMarkers(ctx context.Context) error {
 		}
 		for _, a := range some {
 			var id string
-			if row, ok := rows[a.markerKey()]; ok {
+			if row, ok := rows[markerKey(a)]; ok {
 				if err := json.Unmarshal(row, &id); err != nil {
-					return fmt.Errorf("marker %s: %w in %s", a.markerKey(), err, row)
+					return fmt.Errorf("marker %s: %w in %s", markerKey(a), err, row)
 				}
 			}
-			if err := k.book.marker(a, id); err != nil {
+			if err := k.book.Marker(a, id); err != nil {
 				return err
 			}
 		}
 	}
-	k.book.markers = nil
 	return nil
 }
 
@@ -174,7 +174,7 @@ func (k *killer) compareDepth(ctx context.Context) error {
 	var want int64
 	for p := range partitions {
 		name := partitionName(p)
-		want += k.book.inputs(name) - k.book.audit[name]
+		want += k.book.Inputs(name) - k.book.Covered(name)
 	}
 	got, _, err := k.api.Depth(ctx, "in", group)
 	if err != nil {
@@ -191,8 +191,8 @@ func (k *killer) compareDepth(ctx context.Context) error {
 // committed now, once.
 func (k *killer) sendAgain(ctx context.Context, bodies map[string]api.Transaction) error {
 	for _, id := range slices.Sorted(maps.Keys(bodies)) {
-		a := k.book.attempts[id]
-		if a.seen {
+		a := k.book.Step(id)
+		if a.Seen() {
 			k.applied++
 		}
 		if k.rng.IntN(2) == 0 {
@@ -204,12 +204,11 @@ func (k *killer) sendAgain(ctx context.Context, bodies map[string]api.Transactio
 			return err
 		}
 		switch {
-		case a.seen && v.Success:
+		case a.Seen() && v.Success:
 			return fmt.Errorf("step %s had been applied before the kill, and was committed again", id)
 		case v.Success:
-			a.fate = answered
-			k.book.open = append(k.book.open, a)
-			k.book.markers = append(k.book.markers, a)
+			a.Fate = history.Answered
+			k.book.AddStep(a)
 		case v.Reason != "rejected_ack" && v.Reason != "duplicate" && v.Reason != "kv_precondition":
 			return fmt.Errorf("step %s, sent again: %s: %s", id, v.Reason, v.Error)
 		}
