@@ -42,6 +42,7 @@ type Server struct {
 	stopping  atomic.Bool
 	sick      atomic.Pointer[string] // why /health is not well; nil: it is
 	abandoned sync.WaitGroup
+	givenUp   chan struct{} // closed when abandoned calls are waited for no longer
 	stopWatch context.CancelFunc
 	watching  sync.WaitGroup
 }
@@ -71,6 +72,7 @@ func New(cfg Config) (*Server, error) {
 		disk:      &diskWatch{usage: cfg.Usage, high: l.DiskHighPct, low: l.DiskLowPct},
 		rates:     newRates(l, cfg.Clock),
 		started:   cfg.Clock(),
+		givenUp:   make(chan struct{}),
 		idPrefix:  hex.EncodeToString(prefix[:]) + "-",
 	}
 	s.metrics = newMetrics(s)
@@ -170,7 +172,8 @@ func (s *Server) releaseParked(quit <-chan struct{}) {
 }
 
 // Close ends what New started, waiting for calls that were abandoned until ctx
-// ends. The engine has to be stopped before, so that their outcomes come.
+// ends. The engine has to be stopped before, so that their outcomes come; one
+// that failed decides nothing any more. Close is called once.
 func (s *Server) Close(ctx context.Context) error {
 	s.stopWatch()
 	s.watching.Wait()
@@ -184,6 +187,8 @@ func (s *Server) Close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+		close(s.givenUp)
+		<-done
 		return fmt.Errorf("calls whose clients left are still undecided: %w", ctx.Err())
 	}
 }

@@ -193,7 +193,12 @@ func (s *Server) abandon(w *work) {
 	s.abandoned.Add(1)
 	go func() {
 		defer s.abandoned.Done()
-		err := <-w.done
+		var err error
+		select {
+		case err = <-w.done:
+		case <-s.givenUp:
+			return // the engine may still write to the work
+		}
 		if pop, ok := w.call.Body.(*fsm.Pop); ok && err == nil {
 			s.handBack(claimsOf(w.call.Tenant, pop))
 		}
@@ -239,7 +244,10 @@ func (s *Server) handBack(c claims) {
 		s.log.Warn("a claim could not be handed back; its lease runs until it expires", "error", err)
 		return
 	}
-	<-done
+	select {
+	case <-done:
+	case <-s.givenUp:
+	}
 }
 
 // handBackLater is handBack that holds nobody up.

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -26,6 +27,12 @@ type Client struct {
 func New(base string, timeout time.Duration) *Client {
 	t := &http.Transport{MaxIdleConnsPerHost: 128, DisableCompression: true}
 	return &Client{base: base, http: &http.Client{Transport: t, Timeout: timeout}}
+}
+
+// NewOn is New with connections that dial makes; base names no real host then.
+func NewOn(dial func(ctx context.Context, network, addr string) (net.Conn, error), timeout time.Duration) *Client {
+	t := &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 128, DisableCompression: true}
+	return &Client{base: "http://broker", http: &http.Client{Transport: t, Timeout: timeout}}
 }
 
 // Close drops idle connections.
@@ -57,6 +64,7 @@ type Message struct {
 	PartitionID     string          `json:"partitionId"`
 	Partition       string          `json:"partition"`
 	LeaseID         string          `json:"leaseId"`
+	CreatedAt       time.Time       `json:"createdAt"`
 	Offset          int64           `json:"offset"`
 	DeliveryAttempt int             `json:"deliveryAttempt"`
 }
@@ -104,6 +112,7 @@ type KVOp struct {
 	Keys       []string `json:"keys,omitempty"`
 	Value      any      `json:"value,omitempty"`
 	Delta      float64  `json:"delta,omitempty"`
+	Expect     *int64   `json:"expect,omitempty"`
 	TTLSeconds int      `json:"ttlSeconds,omitempty"`
 	Required   bool     `json:"required,omitempty"`
 }
@@ -116,7 +125,7 @@ type TimerOp struct {
 	Partition string `json:"partition,omitempty"`
 	DelayMs   int64  `json:"delayMs"`
 	Txn       string `json:"txn,omitempty"`
-	Payload   []byte `json:"payload"`
+	Payload   []byte `json:"payload,omitempty"`
 }
 
 // Transaction is the body of a transaction call.
@@ -177,6 +186,104 @@ func (c *Client) Transact(ctx context.Context, t Transaction) (Verdict, error) {
 	return out, err
 }
 
+// AckItem is one message of a batch ack.
+type AckItem struct {
+	TransactionID string `json:"transactionId"`
+	PartitionID   string `json:"partitionId"`
+	LeaseID       string `json:"leaseId"`
+	Status        string `json:"status"`
+	Error         string `json:"error,omitempty"`
+}
+
+// Acked is what became of one of them.
+type Acked struct {
+	Success bool    `json:"success"`
+	Error   *string `json:"error"`
+	DLQ     bool    `json:"dlq"`
+	Noop    bool    `json:"noop"`
+}
+
+// AckBatch acks messages of a group in one call.
+func (c *Client) AckBatch(ctx context.Context, group string, items []AckItem) ([]Acked, error) {
+	var out []Acked
+	err := c.call(ctx, http.MethodPost, "/api/v1/ack/batch", map[string]any{"consumerGroup": group, "acknowledgments": items}, &out, http.StatusOK)
+	if err == nil && len(out) != len(items) {
+		err = fmt.Errorf("ack: %d results for %d items", len(out), len(items))
+	}
+	return out, err
+}
+
+// Extend makes a lease last at least seconds from now; false: it is over.
+func (c *Client) Extend(ctx context.Context, lease string, seconds int) (bool, error) {
+	var out struct{ Success bool }
+	err := c.call(ctx, http.MethodPost, "/api/v1/lease/"+lease+"/extend", map[string]any{"seconds": seconds}, &out, http.StatusOK)
+	return out.Success, err
+}
+
+// KVResult is the outcome of a key/value write.
+type KVResult struct {
+	Applied bool            `json:"applied"`
+	Reason  string          `json:"reason"`
+	Value   json.RawMessage `json:"value"`
+	Version int64           `json:"version"`
+}
+
+// KV carries out key/value writes in one call.
+func (c *Client) KV(ctx context.Context, ops ...KVOp) ([]KVResult, error) {
+	var out struct{ Results []KVResult }
+	err := c.call(ctx, http.MethodPost, "/api/v1/kv", map[string]any{"operations": ops}, &out, http.StatusOK)
+	if err == nil && len(out.Results) != len(ops) {
+		err = fmt.Errorf("kv: %d results for %d operations", len(out.Results), len(ops))
+	}
+	return out.Results, err
+}
+
+// TimerResult is the outcome of one timer operation.
+type TimerResult struct {
+	Status    string    `json:"status"` // scheduled, rescheduled, cancelled or absent
+	DeliverAt time.Time `json:"deliverAt"`
+}
+
+// Timers carries out timer operations in one call.
+func (c *Client) Timers(ctx context.Context, ops ...TimerOp) ([]TimerResult, error) {
+	var out struct{ Results []TimerResult }
+	err := c.call(ctx, http.MethodPost, "/api/v1/timers", map[string]any{"operations": ops}, &out, http.StatusOK)
+	if err == nil && len(out.Results) != len(ops) {
+		err = fmt.Errorf("timers: %d results for %d operations", len(out.Results), len(ops))
+	}
+	return out.Results, err
+}
+
+// Configure sets options of a queue, which it creates when there is none.
+func (c *Client) Configure(ctx context.Context, queue string, options map[string]any) error {
+	var out struct{ Configured bool }
+	return c.call(ctx, http.MethodPost, "/api/v1/configure", map[string]any{"queue": queue, "options": options}, &out, http.StatusOK)
+}
+
+// DeleteQueue removes a queue with all that it holds.
+func (c *Client) DeleteQueue(ctx context.Context, queue string) error {
+	var out struct{ Deleted bool }
+	return c.call(ctx, http.MethodDelete, "/api/v1/resources/queues/"+url.PathEscape(queue), nil, &out, http.StatusOK)
+}
+
+// DeadLetter is a message that its group gave up.
+type DeadLetter struct {
+	ID            string          `json:"id"`
+	TransactionID string          `json:"transactionId"`
+	Queue         string          `json:"queue"`
+	Partition     string          `json:"partition"`
+	ConsumerGroup string          `json:"consumerGroup"`
+	Data          json.RawMessage `json:"data"`
+}
+
+// DeadLetters lists up to limit dead letters of a group on a queue.
+func (c *Client) DeadLetters(ctx context.Context, queue, group string, limit int) ([]DeadLetter, error) {
+	var out struct{ Messages []DeadLetter }
+	path := fmt.Sprintf("/api/v1/dlq?queue=%s&consumerGroup=%s&limit=%d", url.QueryEscape(queue), url.QueryEscape(group), limit)
+	err := c.call(ctx, http.MethodGet, path, nil, &out, http.StatusOK)
+	return out.Messages, err
+}
+
 // AckOne acks one message and reports whether the broker carried it out.
 func (c *Client) AckOne(ctx context.Context, m Message, group, status string) (bool, error) {
 	var out []struct{ Success bool }
@@ -227,6 +334,14 @@ func (c *Client) QueueID(ctx context.Context, queue string) (string, error) {
 	var out struct{ ID string }
 	err := c.call(ctx, http.MethodGet, "/api/v1/resources/queues/"+url.PathEscape(queue), nil, &out, http.StatusOK)
 	return out.ID, err
+}
+
+// QueueOptions returns the options of a queue; a StatusError of 404 says that
+// there is none.
+func (c *Client) QueueOptions(ctx context.Context, queue string) (map[string]json.RawMessage, error) {
+	var out struct{ Options map[string]json.RawMessage }
+	err := c.call(ctx, http.MethodGet, "/api/v1/resources/queues/"+url.PathEscape(queue), nil, &out, http.StatusOK)
+	return out.Options, err
 }
 
 // Depth returns how many messages of a queue a group has not settled, and how
