@@ -55,7 +55,10 @@ func Open(cfg Config) (*raftlog.Group, Report, error) {
 	b := &boot{cfg: &cfg, fs: cfg.Group.FS, dir: cfg.Group.Dir}
 	g, err := b.open(lock)
 	if err != nil {
-		return nil, b.report, errors.Join(err, b.abandon(), lock.Close())
+		if left := errors.Join(b.abandon(), lock.Close()); left != nil {
+			cfg.Group.Logger.Warn("after the start failed, not all could be closed", slog.Any("err", left))
+		}
+		return nil, b.report, err
 	}
 	b.report.Took = time.Duration(cfg.Group.Clock.Now().Mono - begun.Mono)
 	cfg.Group.Logger.Info("data directory open", slog.String("dir", b.dir), slog.String("cluster", b.report.Identity.Cluster),

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,10 +42,15 @@ func serve(args, environ []string, stdout, stderr io.Writer) int {
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(stop)
 	if err := runBroker(environ, stop, stdout, stderr); err != nil {
-		fmt.Fprintf(stderr, "FATAL: %v\n", err)
+		printFatal(stderr, err)
 		return 1
 	}
 	return 0
+}
+
+// printFatal says in one line why the process ends.
+func printFatal(w io.Writer, err error) {
+	fmt.Fprintf(w, "FATAL: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 // runBroker is a whole life of the broker.
@@ -68,7 +74,7 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 	cfg.storage.Fatal = func(err error) {
 		// A failed write or fsync: the kernel may have dropped what was
 		// written, so nothing that happens from here on would be true.
-		fmt.Fprintf(stderr, "FATAL: %v\n", err)
+		printFatal(stderr, err)
 		os.Exit(1)
 	}
 	broker, err := server.Open(cfg.storage)

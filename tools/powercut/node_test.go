@@ -22,14 +22,14 @@ const dataDir = "data"
 // bubble runs fn with time that passes when all goroutines wait.
 func bubble(t *testing.T, fn func(t *testing.T)) {
 	t.Helper()
+	// Objects in the server's pools have channels, which belong to their bubble.
+	// Two collections empty the pools.
+	defer runtime.GC()
+	defer runtime.GC()
 	synctest.Test(t, func(t *testing.T) {
 		defer time.Sleep(2 * lifetime) // what waits for a deadline ends
 		fn(t)
 	})
-	// Objects in the server's pools have channels, which belong to their bubble.
-	// Two collections empty the pools.
-	runtime.GC()
-	runtime.GC()
 }
 
 // listener hands connections in memory to a server.
