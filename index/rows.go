@@ -88,9 +88,15 @@ func (r *Rows) Size() int64 { return r.cur.end }
 // NeedsCompaction reports whether the next checkpoint should be a full one:
 // about half of the file is dead. Rows does not know keys, so it goes by size:
 // the file has grown to twice what the full set took. A set that only grew is
-// then rewritten for nothing, but each time after it has doubled.
+// then rewritten for nothing, but each time after it has doubled. A volume that
+// has no room for two full sets has to do without.
 func (r *Rows) NeedsCompaction() bool {
-	return r.cur.seq == 0 || r.cur.end > 2*r.cur.base+compactSlack
+	return r.cur.seq == 0 || r.cur.end > 2*r.cur.base+compactSlack && r.roomFor(2*r.cur.end)
+}
+
+func (r *Rows) roomFor(bytes int64) bool {
+	u, err := r.fs.Usage(r.dir)
+	return err != nil || u.Free >= uint64(bytes)
 }
 
 // Sync makes the checkpoint that OpenRows found durable. After a kill its

@@ -140,7 +140,7 @@ func refuseOrphans(fsys vfs.FS, dir, name string) error {
 		return fmt.Errorf("list %s: %w", dir, err)
 	}
 	for _, info := range infos {
-		if info.Name == lockName || info.Name == formatName+".tmp" {
+		if info.Name == lockName || info.Name == formatName+".tmp" || info.Name == reserveName {
 			continue
 		}
 		return &RefuseError{File: name, Pos: -1, What: "the directory is not empty and has no " + formatName, Expected: "a file", Found: info.Name,

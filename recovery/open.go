@@ -21,6 +21,8 @@ type Config struct {
 	// ClusterID is 32 hex digits that the nodes of a cluster share; empty takes
 	// the directory's, or mints one when the directory is new.
 	ClusterID string
+	// Reserve is what a start on a full volume releases; nil: nothing.
+	Reserve *Reserve
 	// Random mints the cluster id; nil: crypto/rand.
 	Random io.Reader
 }
@@ -122,6 +124,9 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 		return nil, err
 	}
 	b.report.Identity = id
+	if err := b.releaseReserve(); err != nil {
+		return nil, err
+	}
 	if err := b.loadState(); err != nil {
 		return nil, err
 	}

@@ -189,8 +189,11 @@ func (x *exchange) readInSteps(w *work, n int) bool {
 // diskWatch knows whether the data volume is nearly full.
 type diskWatch struct {
 	usage     func() (vfs.Usage, error)
+	reserve   func(u vfs.Usage, roomy bool) (full, spent bool)
 	high, low float64
+	above     bool // its high water
 	full      atomic.Bool
+	spent     atomic.Bool  // the reserve, too
 	percent   atomic.Int64 // of the last look
 }
 
@@ -207,11 +210,28 @@ func (d *diskWatch) look() error {
 	d.percent.Store(int64(used))
 	switch {
 	case used >= d.high:
-		d.full.Store(true)
+		d.above = true
 	case used < d.low:
-		d.full.Store(false)
+		d.above = false
 	}
+	full, spent := d.above, false
+	if d.reserve != nil {
+		inUse, gone := d.reserve(u, !d.above)
+		full, spent = full || inUse, gone
+	}
+	d.full.Store(full)
+	d.spent.Store(spent)
 	return nil
+}
+
+// noRoom answers a call that has to write, and may even when the disk is full,
+// while there is nothing left to write with: what is left is for a start.
+func (x *exchange) noRoom() bool {
+	if !x.rt.writes || !x.s.disk.spent.Load() {
+		return false
+	}
+	x.fail(http.StatusServiceUnavailable, "retry", "the data volume is full and its reserve is used up; nothing was applied")
+	return true
 }
 
 // storageFull answers 507 when the disk is over its high water.

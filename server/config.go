@@ -23,6 +23,10 @@ type Config struct {
 	// Usage measures the volume of the data directory, once a second; nil:
 	// the disk is never full.
 	Usage func() (vfs.Usage, error)
+	// Reserve is told each measurement, and whether the disk is below its high
+	// water. full: growing writes are to be refused all the same; spent: nothing
+	// is left to write with. Nil: there is no reserve.
+	Reserve func(u vfs.Usage, roomy bool) (full, spent bool)
 
 	Limits  Limits
 	Tenancy bool // read x-queen-tenant

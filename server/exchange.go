@@ -49,6 +49,7 @@ const (
 type route struct {
 	method, path string
 	family       family
+	writes       bool // also on a full disk, from its reserve
 	handle       func(*Server, *exchange)
 	stats        *routeStats
 }
@@ -61,7 +62,7 @@ func (s *Server) serve(rt *route) gin.HandlerFunc {
 		x.s, x.c, x.rt, x.start, x.parked, x.held = s, c, rt, s.cfg.Clock(), false, false
 		defer x.recover()
 		x.takeID()
-		if x.takeTenant() {
+		if x.takeTenant() && !x.noRoom() {
 			rt.handle(s, x)
 		}
 		x.finish()

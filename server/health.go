@@ -17,6 +17,8 @@ func (s *Server) serveHealth(x *exchange) {
 		reason = "the node is stopping"
 	case sick != nil:
 		reason = *sick
+	case s.disk.spent.Load():
+		reason = "the data volume is full and its reserve is used up"
 	}
 	code, word := http.StatusOK, "healthy"
 	if reason != "" {

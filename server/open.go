@@ -21,6 +21,9 @@ type StorageConfig struct {
 	Dir    string
 	NodeID uint64
 	Logger *slog.Logger
+	// ReserveBytes is kept free on the data volume for a start and for acks when
+	// it is full otherwise; 0: nothing is.
+	ReserveBytes int64
 	// Group carries paces and sizes; Open fills in the rest.
 	Group   raftlog.Config
 	Planner fsm.Config
@@ -35,6 +38,8 @@ type Broker struct {
 	group    *raftlog.Group
 	machine  *machine
 	report   recovery.Report
+	reserve  *recovery.Reserve
+	fatal    func(error)
 	observed observed
 }
 
@@ -62,7 +67,10 @@ func (b *Broker) Observe(o *Observations) {
 
 // Open boots the data directory and starts the group on it. Stop ends it.
 func Open(cfg StorageConfig) (*Broker, error) {
-	b := &Broker{}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	b := &Broker{fatal: cfg.Fatal, reserve: recovery.NewReserve(cfg.FS, cfg.Dir, cfg.ReserveBytes, cfg.Logger)}
 	b.machine = &machine{Machine: fsm.New(cfg.Planner), observed: &b.observed}
 	b.machine.preparing.calls = map[*fsm.Call]struct{}{}
 	g := cfg.Group
@@ -74,7 +82,7 @@ func Open(cfg StorageConfig) (*Broker, error) {
 		b.prepare(call.(*fsm.Call))
 	}
 	g.Observer = b.observer()
-	group, report, err := recovery.Open(recovery.Config{Group: g})
+	group, report, err := recovery.Open(recovery.Config{Group: g, Reserve: b.reserve})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", cfg.Dir, err)
 	}
@@ -85,6 +93,20 @@ func Open(cfg StorageConfig) (*Broker, error) {
 
 // Report tells what the boot found and did.
 func (b *Broker) Report() recovery.Report { return b.report }
+
+// KeepReserve is told how full the data volume is, roomy when it is below its
+// high water: it releases the volume's reserve or makes it anew. full: the
+// reserve is in use, growing writes are to be refused. spent: it is used up.
+func (b *Broker) KeepReserve(u vfs.Usage, roomy bool) (full, spent bool) {
+	spent, err := b.reserve.Release(u.Free)
+	if err == nil && roomy {
+		err = b.reserve.Fill(u.Free)
+	}
+	if err != nil {
+		b.fatal(err) // a failed write or sync, like any other
+	}
+	return b.reserve.Released(), spent
+}
 
 // Submit hands a call to the planner.
 func (b *Broker) Submit(c *fsm.Call) error { return b.group.Submit(c) }

@@ -4,13 +4,13 @@ package server
 // 404 no_such_route. Levels of access come with token checks.
 var routes = []route{
 	{method: "POST", path: "/api/v1/push", handle: (*Server).servePush},
-	{method: "GET", path: "/api/v1/pop", handle: (*Server).servePopDiscovery},
-	{method: "GET", path: "/api/v1/pop/queue/:queue", handle: (*Server).servePopQueue},
-	{method: "GET", path: "/api/v1/pop/queue/:queue/partition/:partition", handle: (*Server).servePopPartition},
-	{method: "POST", path: "/api/v1/ack", handle: (*Server).serveAck},
-	{method: "POST", path: "/api/v1/ack/batch", handle: (*Server).serveAckBatch},
-	{method: "POST", path: "/api/v1/lease/:leaseId/extend", handle: (*Server).serveExtend},
-	{method: "POST", path: "/api/v1/transaction", handle: (*Server).serveTransaction},
+	{method: "GET", path: "/api/v1/pop", writes: true, handle: (*Server).servePopDiscovery},
+	{method: "GET", path: "/api/v1/pop/queue/:queue", writes: true, handle: (*Server).servePopQueue},
+	{method: "GET", path: "/api/v1/pop/queue/:queue/partition/:partition", writes: true, handle: (*Server).servePopPartition},
+	{method: "POST", path: "/api/v1/ack", writes: true, handle: (*Server).serveAck},
+	{method: "POST", path: "/api/v1/ack/batch", writes: true, handle: (*Server).serveAckBatch},
+	{method: "POST", path: "/api/v1/lease/:leaseId/extend", writes: true, handle: (*Server).serveExtend},
+	{method: "POST", path: "/api/v1/transaction", writes: true, handle: (*Server).serveTransaction},
 
 	{method: "POST", path: "/api/v1/kv", family: kvFamily, handle: (*Server).serveKV},
 	{method: "GET", path: "/api/v1/kv/:ns/*key", family: kvFamily, handle: (*Server).serveKVGet},

@@ -69,7 +69,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, engine: cfg.Engine, log: cfg.Logger, ids: ids, packer: packer,
 		admission: newAdmission(l.AdmitBytes, l.AdmitHold),
-		disk:      &diskWatch{usage: cfg.Usage, high: l.DiskHighPct, low: l.DiskLowPct},
+		disk:      &diskWatch{usage: cfg.Usage, reserve: cfg.Reserve, high: l.DiskHighPct, low: l.DiskLowPct},
 		rates:     newRates(l, cfg.Clock),
 		started:   cfg.Clock(),
 		givenUp:   make(chan struct{}),
@@ -198,11 +198,14 @@ func (s *Server) watchDisk(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		was := s.disk.full.Load()
+		was, spent := s.disk.full.Load(), s.disk.spent.Load()
 		if err := s.disk.look(); err != nil {
 			s.log.Warn("the data volume could not be measured", "error", err)
 		} else if now := s.disk.full.Load(); now != was {
 			s.log.Warn("the data volume crossed its water mark", "full", now, "percent", s.disk.percent.Load())
+		}
+		if now := s.disk.spent.Load(); now != spent {
+			s.log.Error("the data volume has no room for acks and pops: make room", "refused", now)
 		}
 		select {
 		case <-tick.C:

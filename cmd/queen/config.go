@@ -68,6 +68,7 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 	micros := func(name string) int64 { return v.count(name) * 1000 }
 	return server.StorageConfig{
 		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), NodeID: uint64(v.count("QUEEN_RAFT_NODE_ID")), Logger: log,
+		ReserveBytes: v.count("QUEEN_DISK_RESERVE_BYTES"),
 		Group: raftlog.Config{
 			SegmentBytes:  v.count("QUEEN_RAFT_SEGMENT_BYTES"),
 			Shards:        int(v.count("QUEEN_QLOG_SHARDS")),

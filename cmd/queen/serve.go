@@ -81,7 +81,7 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 	if err != nil {
 		return err
 	}
-	cfg.server.Engine = broker
+	cfg.server.Engine, cfg.server.Reserve = broker, broker.KeepReserve
 	srv, err := server.New(cfg.server)
 	if err != nil {
 		return stopAfter(broker, err, log)

@@ -17,6 +17,7 @@ var settings = []setting{
 
 	{area: "data", name: "QUEEN_RAFT_DIR", def: "./queen-data", help: "data directory"},
 	{area: "data", name: "QUEEN_RAFT_DISK_HIGH_PCT", kind: percent, def: "85", help: "growing writes get 507 from here"},
+	{area: "data", name: "QUEEN_DISK_RESERVE_BYTES", kind: count, def: "67108864", help: "kept free on the data volume for a start and for acks when it is full; 0 keeps nothing"},
 	{area: "data", name: "QUEEN_RAFT_DISK_LOW_PCT", kind: percent, def: "80", help: "and are taken again below"},
 
 	{area: "cluster", name: "QUEEN_RAFT_NODE_ID", kind: count, def: "1", least: 1, help: "raft id of this node"},

@@ -94,7 +94,7 @@ func start(fs *vfs.Mem, storage server.StorageConfig, cfg server.Config) (*node,
 		n.die(err)
 		return nil, err
 	}
-	cfg.Engine, cfg.ZstdLevel, cfg.Logger = eng, 1, storage.Logger
+	cfg.Engine, cfg.ZstdLevel, cfg.Logger, cfg.Reserve = eng, 1, storage.Logger, eng.KeepReserve
 	n.eng = eng
 	if n.srv, err = server.New(cfg); err != nil {
 		return nil, errors.Join(err, eng.Stop(n.dead))
