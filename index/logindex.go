@@ -252,12 +252,12 @@ func (p *tablePair) newest() int64 {
 }
 
 // Reconcile compares the tables with the segment files that are there: what
-// describes other files, generations or sizes is forgotten and removed, and
-// what is left from a crash too. missing are the files without tables: those
+// describes other files, generations or sizes is forgotten; RemoveGarbage removes
+// it, with what a crash left, once the directory is known to be good. missing are the files without tables: those
 // that were never sealed, and those whose tables were damaged or stale. Add the
 // appends and values of these, and Seal the ones that are complete. It is called
 // once, before any look-up.
-func (x *LogIndex) Reconcile(files []FileID) (missing []FileID, err error) {
+func (x *LogIndex) Reconcile(files []FileID) (missing []FileID) {
 	x.maintenance.Lock()
 	defer x.maintenance.Unlock()
 	x.mu.Lock()
@@ -267,9 +267,16 @@ func (x *LogIndex) Reconcile(files []FileID) (missing []FileID, err error) {
 	}
 	kept, dropped := claim(pairs, files)
 	x.mu.tables, x.mu.found = newTableList(kept), nil
-	garbage := x.mu.garbage
-	x.mu.garbage = nil
+	for _, p := range dropped {
+		for _, kind := range []uint32{tableIdx, tableDedup} {
+			x.mu.garbage = append(x.mu.garbage, tableName(p.level, p.first, p.last, kind))
+		}
+	}
 	x.mu.Unlock()
+	for _, p := range dropped {
+		p.idx.forget()
+		p.dedup.forget()
+	}
 	covered := make(map[uint64]bool)
 	for _, p := range kept {
 		p.live(func(f *FileInfo) { covered[f.Seq] = true })
@@ -279,16 +286,28 @@ func (x *LogIndex) Reconcile(files []FileID) (missing []FileID, err error) {
 			missing = append(missing, f)
 		}
 	}
+	return missing
+}
+
+// RemoveGarbage removes the table files that Reconcile found to be of no use. It
+// is called before the first Seal, which may use their names again.
+func (x *LogIndex) RemoveGarbage() error {
+	x.maintenance.Lock()
+	defer x.maintenance.Unlock()
+	x.mu.Lock()
+	garbage := x.mu.garbage
+	x.mu.garbage = nil
+	x.mu.Unlock()
 	for _, name := range garbage {
 		if err := x.remove(name); err != nil {
-			return missing, err
+			return err
 		}
 	}
-	return missing, x.removePairs(dropped)
+	return nil
 }
 
 // removePairs removes the files of pairs that are in no list any more. A crash
-// may bring them back; the next Reconcile removes them again.
+// may bring them back; the next start removes them again.
 func (x *LogIndex) removePairs(pairs []*tablePair) error {
 	for _, p := range pairs {
 		p.idx.forget()

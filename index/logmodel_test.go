@@ -66,8 +66,8 @@ func (m *logModel) open(t fataler) {
 	for _, f := range m.files {
 		ids = append(ids, f.id)
 	}
-	missing, err := x.Reconcile(ids)
-	check(t, err)
+	missing := x.Reconcile(ids)
+	check(t, x.RemoveGarbage())
 	for _, f := range m.files {
 		lacks := slices.Contains(missing, f.id)
 		if !lacks && !f.sealed {

@@ -39,6 +39,8 @@ func (b *boot) read() (*image, error) {
 		}
 		if len(files[i]) > 0 {
 			reading++
+		} else if err := checkNewest(q); err != nil {
+			return nil, err
 		}
 	}
 	for i, q := range logs {
@@ -48,6 +50,27 @@ func (b *boot) read() (*image, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// checkNewest reads the newest file of a log of which nothing else is read. The
+// log goes on behind it, so it has to end with a record; it is sealed, so what
+// is not one is damage.
+func checkNewest(q *raftlog.QueueLog) error {
+	segments := q.Log.Segments()
+	if len(segments) == 0 {
+		return nil
+	}
+	seq := segments[len(segments)-1].Seq
+	_, err := q.Log.Scan(seq, 0, nil)
+	var torn *segment.TornError
+	if errors.As(err, &torn) {
+		return &RefuseError{File: torn.File, Pos: torn.Pos, What: "a sealed file is damaged: " + torn.What, Expected: torn.Expected, Found: torn.Found,
+			Err: segment.ErrCorrupt}
+	}
+	if err != nil {
+		return scanError(place{q, seq, 0}, err)
+	}
+	return nil
 }
 
 // All logs are read at once, each through a window. These are bytes.
@@ -79,9 +102,7 @@ func (b *boot) reconcile() error {
 					fmt.Sprintf("%d bytes", t.Size), fmt.Sprintf("%d bytes", s.Size))
 			}
 		}
-		if _, err := q.Index.Reconcile(ids); err != nil {
-			return fmt.Errorf("index of log q%d: %w", q.ID, err)
-		}
+		q.Index.Reconcile(ids)
 		for _, err := range q.Index.Problems() {
 			b.cfg.Group.Logger.Warn("a side table is damaged and is made again", slog.Uint64("log", q.ID), slog.Any("err", err))
 		}

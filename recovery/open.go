@@ -261,10 +261,15 @@ func (b *boot) loadRows() (err error) {
 }
 
 // makeDurable syncs what a killed process left in the page cache: it is
-// readable, and counts only once it is durable.
+// readable, and counts only once it is durable. Tables of no use go.
 func (b *boot) makeDurable() error {
 	if err := b.rows.Sync(); err != nil {
 		return fmt.Errorf("sync the checkpoint: %w", err)
+	}
+	for _, q := range b.store.Logs() {
+		if err := q.Index.RemoveGarbage(); err != nil {
+			return fmt.Errorf("index of log q%d: %w", q.ID, err)
+		}
 	}
 	return b.store.SyncFound()
 }

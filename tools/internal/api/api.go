@@ -336,6 +336,12 @@ func (c *Client) QueueID(ctx context.Context, queue string) (string, error) {
 	return out.ID, err
 }
 
+// Health returns nil when the broker says that it is well.
+func (c *Client) Health(ctx context.Context) error {
+	var out struct{ Status string }
+	return c.call(ctx, http.MethodGet, "/health", nil, &out, http.StatusOK)
+}
+
 // QueueOptions returns the options of a queue; a StatusError of 404 says that
 // there is none.
 func (c *Client) QueueOptions(ctx context.Context, queue string) (map[string]json.RawMessage, error) {
