@@ -18,7 +18,7 @@ import (
 var ErrNewerFormat = errors.New("newer format than this build reads")
 
 // ErrDamaged reports a file that is not what this package wrote.
-var ErrDamaged = errors.New("damaged file")
+var ErrDamaged = errors.New("corrupt")
 
 // State is what the state file holds: what raft must not forget, and nothing
 // that changes with each commit (F6).
