@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"path"
 	"slices"
+
+	"queen/internal/crashpoint"
 )
 
 const tmpSuffix = ".tmp"
@@ -196,16 +198,19 @@ func (x *LogIndex) writePair(level int, first, last uint64, files []FileInfo, id
 			x.fs.Remove(name + tmpSuffix) // what stays is removed by the next Reconcile
 			return err
 		}
+		crashpoint.Hit("seal.table.written")
 	}
 	for _, kind := range []uint32{tableDedup, tableIdx} {
 		name := path.Join(x.dir, tableName(level, first, last, kind))
 		if err := x.fs.Rename(name+tmpSuffix, name); err != nil {
 			return fmt.Errorf("rename table %s: %w", name, err)
 		}
+		crashpoint.Hit("seal.table.renamed")
 	}
 	if err := x.fs.SyncDir(x.dir); err != nil {
 		return fmt.Errorf("sync directory %s: %w", x.dir, err)
 	}
+	crashpoint.Hit("seal.pair.synced")
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 
+	"queen/internal/crashpoint"
 	"queen/internal/vfs"
 )
 
@@ -197,6 +198,7 @@ func (r *Rows) removeLeftovers() error {
 	if err := r.Sync(); err != nil {
 		return err
 	}
+	crashpoint.Hit("checkpoint.compacted.before-remove")
 	for _, seq := range r.leftover {
 		if err := r.fs.Remove(r.path(seq)); err != nil {
 			return r.fail(fmt.Errorf("remove rows %s: %w", r.path(seq), err))
@@ -234,6 +236,7 @@ func (r *Rows) write(size int, appendTo func([]byte) []byte) error {
 	}
 	r.cap.add(appendTo)
 	r.cap.rows++
+	crashpoint.Hit("checkpoint.row.put")
 	if len(r.cap.buf) >= rowsFlush {
 		return r.flush()
 	}
@@ -277,11 +280,13 @@ func (r *Rows) Finish(f Footer) error {
 			return err
 		}
 	}
+	crashpoint.Hit("checkpoint.rows.synced")
 	rec := footerRecord{Footer: f, pos: c.end, rows: c.rows, base: c.base, chain: c.chain}
 	c.add(func(b []byte) []byte { return appendFooter(b, &rec) })
 	if err := r.sync(); err != nil {
 		return err
 	}
+	crashpoint.Hit("checkpoint.footer.synced")
 	return r.adopt(f)
 }
 

@@ -7,6 +7,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"queen/index"
+	"queen/internal/crashpoint"
 	"queen/internal/entry"
 	"queen/segment"
 )
@@ -191,7 +192,10 @@ func (w *logWriter) record(id, at uint64, t int64, fill func([]byte) []byte) (*Q
 // flush hands buffered records to the files and then lets look-ups find them.
 // It returns the logs whose sync makes them durable.
 func (w *logWriter) flush() ([]*QueueLog, error) {
-	for _, q := range w.touched {
+	for i, q := range w.touched {
+		if i == 1 {
+			crashpoint.Hit("write.flush.between-logs")
+		}
 		if err := q.Log.Flush(); err != nil {
 			return nil, fmt.Errorf("log q%d: %w", q.ID, err)
 		}
@@ -260,6 +264,7 @@ func (w *logWriter) cut(index uint64) error {
 	if err := w.saveState(marked); err != nil {
 		return err
 	}
+	crashpoint.Hit("cut.marked")
 	for _, q := range w.store.Logs() {
 		at, ok, err := q.cutFrom(index)
 		if err != nil {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"queen/internal/crashpoint"
 )
 
 // syncAllAbove is the number of logs in one sync beyond which one syncfs is
@@ -137,6 +139,7 @@ func (l *writerLoop) do(batch []writerRequest) (stop func(error), err error) {
 	}
 	if e.written != nil || e.confSaved != 0 {
 		l.post(e)
+		crashpoint.Hit("write.reported")
 	}
 	return stop, nil
 }
@@ -150,9 +153,11 @@ func (l *writerLoop) sync(entries int) error {
 	}
 	if len(logs) > 0 {
 		begun := l.cfg.Clock.Now()
+		crashpoint.Hit("write.sync.before")
 		if err := l.syncLogs(logs); err != nil {
 			return err
 		}
+		crashpoint.Hit("write.sync.after")
 		d := time.Duration(l.cfg.Clock.Now().Mono - begun.Mono)
 		l.stats.synced(len(logs), d)
 		if l.cfg.Observer.Sync != nil {
@@ -188,6 +193,9 @@ func (l *writerLoop) syncLogs(logs []*QueueLog) error {
 		}
 	}
 	first := logs[0].Log.Sync()
+	if len(logs) > 1 {
+		crashpoint.Hit("write.sync.between-logs")
+	}
 	for range logs[1:] {
 		if err := <-done; err != nil && first == nil {
 			first = err

@@ -7,6 +7,7 @@ import (
 	"path"
 
 	"queen/index"
+	"queen/internal/crashpoint"
 	"queen/internal/entry"
 	"queen/raftlog"
 	"queen/segment"
@@ -245,10 +246,12 @@ func (b *boot) cutMarked(index uint64, plan []place) error {
 	if err := raftlog.SaveState(b.fs, dir, &b.state); err != nil {
 		return err
 	}
+	crashpoint.Hit("boot.cut.marked")
 	for _, p := range plan {
 		if err := b.store.CutLog(p.q, p.seq, p.pos); err != nil {
 			return err
 		}
+		crashpoint.Hit("boot.cut.log")
 	}
 	b.state.Cut = 0
 	return raftlog.SaveState(b.fs, dir, &b.state)

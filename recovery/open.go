@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"queen/index"
+	"queen/internal/crashpoint"
 	"queen/internal/vfs"
 	"queen/raftlog"
 )
@@ -133,6 +134,7 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 	if b.store, err = raftlog.OpenStore(b.storeOptions()); err != nil {
 		return nil, b.storeError(err)
 	}
+	crashpoint.Hit("boot.opened")
 	if err := b.reconcile(); err != nil {
 		return nil, err
 	}
@@ -142,10 +144,12 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 	if err := b.loadRows(); err != nil {
 		return nil, err
 	}
+	crashpoint.Hit("boot.rows.loaded")
 	img, err := b.read()
 	if err != nil {
 		return nil, err
 	}
+	crashpoint.Hit("boot.read")
 	if err := b.judge(img); err != nil {
 		return nil, err
 	}
@@ -155,6 +159,7 @@ func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
 	if err := b.makeDurable(); err != nil {
 		return nil, err
 	}
+	crashpoint.Hit("boot.durable")
 	if err := b.cfg.Group.Machine.Ready(b.store.SealedOnly()); err != nil {
 		return nil, fmt.Errorf("build the state: %w", err)
 	}

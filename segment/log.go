@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"queen/internal/crashpoint"
 	"queen/internal/invariants"
 	"queen/internal/vfs"
 )
@@ -364,6 +365,7 @@ func (l *Log) openOrCreateLocked() (err error) {
 		return err
 	}
 	l.created = true
+	crashpoint.Hit("segment.created")
 	l.noteDirLocked(l.o.Dir)
 	return nil
 }
@@ -491,9 +493,11 @@ func (l *Log) rollLocked() error {
 	if err := l.trimLocked(); err != nil {
 		return err
 	}
+	crashpoint.Hit("roll.trimmed")
 	if err := l.syncLocked(); err != nil {
 		return err
 	}
+	crashpoint.Hit("roll.synced")
 	if err := l.closeFileLocked(); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"queen/internal/crashpoint"
 	"queen/raftlog"
 	"queen/server"
 )
@@ -68,6 +69,12 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 		return err
 	}
 	tuneMemory(environ)
+	if point := v.text("QUEEN_CRASH_POINT"); point != "" {
+		if err := crashpoint.Arm(point); err != nil {
+			return err
+		}
+		log.Warn("this process will kill itself", "point", point)
+	}
 	log.Info("starting", "version", versionLine(), "pid", os.Getpid())
 	v.print(log)
 

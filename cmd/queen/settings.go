@@ -7,16 +7,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"queen/internal/crashpoint"
 )
 
 // kind is how the value of a setting is written.
 type kind uint8
 
 const (
-	text    kind = iota // taken as it is
-	flag                // true/false, 1/0, yes/no, on/off
-	count               // whole number; one below least keeps the default
-	percent             // number from 0 to 100
+	text       kind = iota // taken as it is
+	flag                   // true/false, 1/0, yes/no, on/off
+	count                  // whole number; one below least keeps the default
+	percent                // number from 0 to 100
+	crashPoint             // a point of package crashpoint
 )
 
 // effect is what a setting does in this build.
@@ -114,6 +117,10 @@ func (s *setting) check(value string) error {
 	case percent:
 		if p, err := strconv.ParseFloat(value, 64); err != nil || !(p > 0 && p <= 100) {
 			problem = "not a percentage above 0 and up to 100"
+		}
+	case crashPoint:
+		if err := crashpoint.Check(value); err != nil {
+			problem = err.Error()
 		}
 	}
 	if problem == "" && s.effect == barred && value != s.fine && !s.asksNothing(value) {

@@ -48,7 +48,8 @@ func TestParse(t *testing.T) {
 		{"JWT_ENABLED=true", "JWT_ENABLED", ""}, {"JWT_ENABLED=off", "", "off"}, {"QUEEN_ENCRYPTION_KEY=00", "QUEEN_ENCRYPTION_KEY", ""},
 		{"QUEEN_RAFT_REPLICATOR=local", "", "local"}, {"QUEEN_RAFT_REPLICATOR=raft", "QUEEN_RAFT_REPLICATOR", ""},
 		{"QUEEN_RAFT_GROUPS=1", "", "1"}, {"QUEEN_RAFT_GROUPS=2", "QUEEN_RAFT_GROUPS", ""},
-		{"QUEEN_CRASH_POINT=nowhere", "QUEEN_CRASH_POINT", ""}, {"QUEEN_LANES=junk", "", "junk"},
+		{"QUEEN_CRASH_POINT=nowhere", "QUEEN_CRASH_POINT", ""}, {"QUEEN_CRASH_POINT=write.sync.before:0", "QUEEN_CRASH_POINT", ""},
+		{"QUEEN_CRASH_POINT=write.sync.before:3", "", "write.sync.before:3"}, {"QUEEN_CRASH_POINT=", "", ""}, {"QUEEN_LANES=junk", "", "junk"},
 	} {
 		v, err := parse([]string{c.env})
 		name, _, _ := strings.Cut(c.env, "=")

@@ -157,5 +157,5 @@ var settings = []setting{
 	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_WINDOW_S", effect: idle},
 	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_MAX_BYTES", effect: idle},
 
-	{area: "tests", name: "QUEEN_CRASH_POINT", effect: barred, help: "name of a point at which the process kills itself"},
+	{area: "tests", name: "QUEEN_CRASH_POINT", kind: crashPoint, help: "point at which the process kills itself: name or name:n, at the n-th time"},
 }

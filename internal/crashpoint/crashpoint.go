@@ -34,16 +34,9 @@ func Hit(name string) {
 // Arm makes the process kill itself at a point: "name" at the first hit, "name:n" at the n-th, n from 1. A name that is
 // not in Names is an error, so that a point that no longer exists is noticed; so is a second call.
 func Arm(point string) error {
-	name, count, counted := strings.Cut(point, ":")
-	if !slices.Contains(names, name) {
-		return fmt.Errorf("crash point %q is unknown; the points of this build are %s", name, strings.Join(names, ", "))
-	}
-	n := int64(1)
-	if counted {
-		var err error
-		if n, err = strconv.ParseInt(count, 10, 64); err != nil || n < 1 {
-			return fmt.Errorf("crash point %q: %q is not a number of hits, from 1", point, count)
-		}
+	name, n, err := parse(point)
+	if err != nil {
+		return err
 	}
 	a := &armed{name: name}
 	a.left.Store(n)
@@ -51,6 +44,26 @@ func Arm(point string) error {
 		return fmt.Errorf("crash point %q: the point %q is armed already", point, current.Load().name)
 	}
 	return nil
+}
+
+// Check returns the error that Arm would return for a point that it cannot parse.
+func Check(point string) error {
+	_, _, err := parse(point)
+	return err
+}
+
+func parse(point string) (name string, n int64, err error) {
+	name, count, counted := strings.Cut(point, ":")
+	if !slices.Contains(names, name) {
+		return "", 0, fmt.Errorf("crash point %q is unknown; the points of this build are %s", name, strings.Join(names, ", "))
+	}
+	if !counted {
+		return name, 1, nil
+	}
+	if n, err = strconv.ParseInt(count, 10, 64); err != nil || n < 1 {
+		return "", 0, fmt.Errorf("crash point %q: %q is not a number of hits, from 1", point, count)
+	}
+	return name, n, nil
 }
 
 // Names returns the name of every point, sorted. The caller owns the result.

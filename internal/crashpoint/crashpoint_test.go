@@ -1,8 +1,11 @@
 package crashpoint
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -80,5 +83,36 @@ func TestHitKills(t *testing.T) {
 func TestNamesAreSortedAndUnique(t *testing.T) {
 	if !slices.IsSorted(names) || len(slices.Compact(Names())) != len(names) {
 		t.Errorf("not sorted, or a name twice: %q", names)
+	}
+}
+
+// Names and calls of Hit are the same set: a point that was moved away is not
+// left in the list, and none can be hit that cannot be armed.
+func TestNamesAreInTheSource(t *testing.T) {
+	call := regexp.MustCompile(`crashpoint\.Hit\("([^"]*)"\)`)
+	var found []string
+	err := filepath.WalkDir("../..", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		src, err := os.ReadFile(path)
+		for _, m := range call.FindAllSubmatch(src, -1) {
+			found = append(found, string(m[1]))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(found)
+	for _, name := range slices.Compact(found) {
+		if !slices.Contains(names, name) {
+			t.Errorf("%s is hit and not in the list", name)
+		}
+	}
+	for _, name := range names {
+		if !slices.Contains(found, name) {
+			t.Errorf("%s is in the list and nowhere hit", name)
+		}
 	}
 }

@@ -27,6 +27,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+
+	"queen/internal/crashpoint"
 )
 
 // ErrLocked reports that somebody else holds a lock file: another process, or
@@ -125,9 +127,11 @@ func ReplaceFile(fsys FS, name string, data []byte) error {
 	if err := writeSynced(fsys, tmp, data); err != nil {
 		return fmt.Errorf("replace %s: %w", name, err)
 	}
+	crashpoint.Hit("replace.written")
 	if err := fsys.Rename(tmp, name); err != nil {
 		return fmt.Errorf("replace %s: %w", name, err)
 	}
+	crashpoint.Hit("replace.renamed")
 	if err := fsys.SyncDir(filepath.Dir(name)); err != nil {
 		return fmt.Errorf("replace %s: %w", name, err)
 	}
