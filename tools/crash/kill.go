@@ -28,6 +28,10 @@ type killer struct {
 	steppers   int
 	longest    time.Duration
 	allowNoCut bool
+	env        []string // settings of the broker
+	churns     bool     // messages come and go beside the steps
+	// end ends the broker under load; it is endLoad but for a crash point.
+	end func(ctx context.Context, l *load, errs chan error) (clean bool, err error)
 
 	book    *history.Steps
 	proc    *broker.Process
@@ -47,9 +51,7 @@ var cutLine = []byte("torn tail cut")
 const producers = 2
 
 func (k *killer) run(ctx context.Context) (err error) {
-	fmt.Printf("seed %d\n", k.seed)
-	k.rng = rand.New(rand.NewPCG(k.seed, 0))
-	if k.port, err = broker.FreePort(); err != nil {
+	if err := k.prepare(); err != nil {
 		return err
 	}
 	// Without anything to cut so far it goes on for a while: the moments are
@@ -67,6 +69,13 @@ func (k *killer) run(ctx context.Context) (err error) {
 		return errors.New("no start had anything to cut: the kills missed what they are for; more rounds, or a longer load")
 	}
 	return nil
+}
+
+func (k *killer) prepare() (err error) {
+	fmt.Printf("seed %d\n", k.seed)
+	k.rng, k.end = rand.New(rand.NewPCG(k.seed, 0)), k.endLoad
+	k.port, err = broker.FreePort()
+	return err
 }
 
 // runEpoch runs rounds on a fresh data directory.
@@ -103,7 +112,7 @@ func (k *killer) place(epoch int) string {
 }
 
 func (k *killer) options() broker.Options {
-	return broker.Options{Binary: k.queen, Dir: filepath.Join(k.at, "data"), Port: k.port}
+	return broker.Options{Binary: k.queen, Dir: filepath.Join(k.at, "data"), Port: k.port, Env: k.env}
 }
 
 // start starts the broker, now and then after a start that is killed half way.
@@ -143,6 +152,25 @@ func (k *killer) countCuts() error {
 
 // round loads the broker, ends it, starts it again and checks everything.
 func (k *killer) round(ctx context.Context, n int) error {
+	bodies, clean, err := k.loadUntilEnd(ctx, n)
+	if err != nil {
+		return err
+	}
+	if err := k.start(ctx); err != nil {
+		return err
+	}
+	if err := k.verify(ctx); err != nil {
+		return err
+	}
+	if clean {
+		k.stops++
+	}
+	return k.sendAgain(ctx, bodies)
+}
+
+// loadUntilEnd loads the broker until it is ended, and books it. It returns the
+// transactions whose answer did not come.
+func (k *killer) loadUntilEnd(ctx context.Context, n int) (bodies map[string]api.Transaction, clean bool, err error) {
 	l := &load{api: k.api, round: n, fan: make(chan struct{})}
 	for _, p := range k.book.Partitions() {
 		l.backlog.Add(k.book.Inputs(p) - k.book.Covered(p))
@@ -171,7 +199,10 @@ func (k *killer) round(ctx context.Context, n int) error {
 		fans[i] = &fanner{load: l, id: i, rng: rand.New(rand.NewPCG(k.rng.Uint64(), 3))}
 		spawn(fans[i].run)
 	}
-	clean, err := k.endLoad(ctx, l, errs)
+	if k.churns {
+		spawn((&churner{load: l}).run)
+	}
+	clean, err = k.end(ctx, l, errs)
 	wg.Wait()
 	select {
 	case werr := <-errs:
@@ -179,9 +210,9 @@ func (k *killer) round(ctx context.Context, n int) error {
 	default:
 	}
 	if err != nil {
-		return err
+		return nil, clean, err
 	}
-	bodies := k.enter(steppers)
+	bodies = k.enter(steppers)
 	for _, p := range makers {
 		k.book.Add(p.pushes...)
 	}
@@ -189,16 +220,7 @@ func (k *killer) round(ctx context.Context, n int) error {
 		k.book.Add(p.pushes...)
 	}
 	k.api.Close()
-	if err := k.start(ctx); err != nil {
-		return err
-	}
-	if err := k.verify(ctx); err != nil {
-		return err
-	}
-	if clean {
-		k.stops++
-	}
-	return k.sendAgain(ctx, bodies)
+	return bodies, clean, nil
 }
 
 // endLoad lets the load run for a random time and then ends the broker: with

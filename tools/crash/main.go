@@ -2,6 +2,8 @@
 //
 //	crash kill      full load, kill -9 at a random moment, restart, read everything
 //	                back, -rounds times
+//	crash points    full load on a broker that kills itself at a named point of its code,
+//	                restart, read everything back, for each point
 //	crash deadlock  transactions over random sets of partitions in random order, with
 //	                plain pushes beside them; every call has to be answered
 //
@@ -27,6 +29,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -41,8 +44,8 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) == 0 || (args[0] != "kill" && args[0] != "deadlock") {
-		return errors.New("usage: crash kill|deadlock [flags]; crash kill -h lists them")
+	if len(args) == 0 || !slices.Contains([]string{"kill", "points", "deadlock"}, args[0]) {
+		return errors.New("usage: crash kill|points|deadlock [flags]; crash kill -h lists them")
 	}
 	f := flag.NewFlagSet("crash "+args[0], flag.ExitOnError)
 	queen := f.String("queen", "bin/queen", "the broker's binary")
@@ -56,6 +59,17 @@ func run(ctx context.Context, args []string) error {
 		f.Parse(args[1:])
 		d.queen, d.dir, d.seed = *queen, *dir, *seed
 		return d.run(ctx)
+	}
+	if args[0] == "points" {
+		p := pointRun{killer: killer{longest: 300 * time.Millisecond, churns: true}}
+		f.StringVar(&p.match, "run", "", "points whose name has this in it")
+		f.IntVar(&p.most, "points", 0, "at most so many points, drawn from all; 0 = all")
+		f.IntVar(&p.times, "times", 1, "how often each")
+		f.IntVar(&p.steppers, "workers", 4, "workers that take steps; two producers run beside them")
+		f.StringVar(&p.shm, "shm", "/dev/shm", "directory in memory that every other point uses; empty or too small = never")
+		f.Parse(args[1:])
+		p.queen, p.dir, p.seed = *queen, *dir, *seed
+		return p.run(ctx)
 	}
 	k := killer{}
 	f.IntVar(&k.rounds, "rounds", 10, "kills, rounded up to whole epochs")

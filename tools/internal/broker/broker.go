@@ -50,7 +50,7 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 	if o.Ready == 0 {
 		o.Ready = 60 * time.Second
 	}
-	if err := p.waitHealthy(ctx, o.Ready); err != nil {
+	if err := p.Healthy(ctx, o.Ready); err != nil {
 		p.Kill()
 		return nil, fmt.Errorf("%w; the end of %s:\n%s", err, p.Log, p.Tail(15))
 	}
@@ -107,7 +107,8 @@ func FreePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-func (p *Process) waitHealthy(ctx context.Context, limit time.Duration) error {
+// Healthy waits until the broker says that it is healthy, for limit at most.
+func (p *Process) Healthy(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
@@ -149,6 +150,23 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Ended tells whether the process has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Killed tells whether a process that has ended was ended by SIGKILL.
+func (p *Process) Killed() bool {
+	<-p.done
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
 
 // Kill ends the process with SIGKILL and waits for its end.
 func (p *Process) Kill() {
