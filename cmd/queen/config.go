@@ -70,12 +70,15 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), NodeID: uint64(v.count("QUEEN_RAFT_NODE_ID")), Logger: log,
 		ReserveBytes: v.count("QUEEN_DISK_RESERVE_BYTES"),
 		Group: raftlog.Config{
-			SegmentBytes:  v.count("QUEEN_RAFT_SEGMENT_BYTES"),
-			Shards:        int(v.count("QUEEN_QLOG_SHARDS")),
-			UnsealedMax:   v.count("QUEEN_UNSEALED_MAX_BYTES"),
-			MaxInFlight:   int(v.count("QUEEN_RAFT_PIPELINE")),
-			MaxCycleCalls: int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
-			OpenFiles:     files,
+			SegmentBytes: v.count("QUEEN_RAFT_SEGMENT_BYTES"),
+			Shards:       int(v.count("QUEEN_QLOG_SHARDS")),
+			UnsealedMax:  v.count("QUEEN_UNSEALED_MAX_BYTES"),
+
+			CheckpointBytes:    v.count("QUEEN_RAFT_CHECKPOINT_BYTES"),
+			CheckpointInterval: time.Duration(v.count("QUEEN_RAFT_CHECKPOINT_MS")) * time.Millisecond,
+			MaxInFlight:        int(v.count("QUEEN_RAFT_PIPELINE")),
+			MaxCycleCalls:      int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
+			OpenFiles:          files,
 		},
 		Planner: fsm.Config{
 			EntryBytes:            int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),

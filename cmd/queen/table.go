@@ -76,6 +76,8 @@ var settings = []setting{
 	{area: "storage", name: "QUEEN_RAFT_SEGMENT_BYTES", kind: count, def: "67108864", least: 4096, help: "size at which a log file is rolled"},
 	{area: "storage", name: "QUEEN_RAFT_QLOG_ZSTD_LEVEL", kind: count, def: "1", help: "zstd level of payloads from 1 KiB on; 0 stores them as they are"},
 	{area: "storage", name: "QUEEN_QLOG_SHARDS", kind: count, def: "0", help: "logs that the queues share, fixed when the directory is made; 0: a log for each queue"},
+	{area: "storage", name: "QUEEN_RAFT_CHECKPOINT_BYTES", kind: count, def: "134217728", least: 1, help: "bytes of log after which a checkpoint is taken"},
+	{area: "storage", name: "QUEEN_RAFT_CHECKPOINT_MS", kind: count, def: "60000", least: 1, help: "age at which changes are checkpointed"},
 	{area: "storage", name: "QUEEN_UNSEALED_MAX_BYTES", kind: count, def: "1073741824", least: 1, help: "bytes of unsealed log files"},
 	{area: "storage", name: "QUEEN_DEDUP_MEMORY_BYTES", kind: count, def: "268435456", least: 1, help: "memory for recent transactionIds"},
 	{area: "storage", name: "QUEEN_QLOG_COMPACT_MIN_DEAD_PCT", effect: idle},

@@ -30,7 +30,7 @@ const reachIn = 90 * time.Second
 
 // smallFiles make a broker roll, seal, merge, checkpoint and reclaim all the time.
 var smallFiles = []string{
-	"QUEEN_RAFT_SEGMENT_BYTES=65536", "QUEEN_UNSEALED_MAX_BYTES=262144", "RETENTION_INTERVAL=500", "QUEEN_QLOG_SEAL_AGE_S=1",
+	"QUEEN_RAFT_SEGMENT_BYTES=65536", "QUEEN_UNSEALED_MAX_BYTES=262144", "QUEEN_RAFT_CHECKPOINT_MS=300", "RETENTION_INTERVAL=500", "QUEEN_QLOG_SEAL_AGE_S=1",
 }
 
 // needs names the point at which a broker has to die first, so that the next
