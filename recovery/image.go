@@ -24,6 +24,7 @@ type image struct {
 	single   bool   // the only voter: a complete entry is a committed one
 	confDone uint64 // membership changes at or below are in the state file
 	maxTerm  uint64
+	believe  func(*item) bool // whose claims count; nil: everybody's
 
 	cursors heapOfCursors
 	all     []*cursor
@@ -50,6 +51,9 @@ type image struct {
 func (m *image) note(it *item) {
 	r := &it.rec
 	m.seen = max(m.seen, r.Index)
+	if m.believe != nil && !m.believe(it) {
+		return
+	}
 	switch r.Kind {
 	case entry.KindEntry, entry.KindStub:
 		m.proves(r.Head.Durable, it)

@@ -22,6 +22,7 @@ func (b *boot) read() (*image, error) {
 		machine:  b.cfg.Group.Machine,
 		footer:   raftlog.Footer{From: b.footer.From, To: b.footer.To, FromTerm: b.footer.FromTerm, ToTerm: b.footer.ToTerm, Time: b.footer.Time},
 		single:   b.state.Conf.OnlyVoter(b.cfg.Group.NodeID),
+		believe:  b.believe,
 		confDone: b.state.ConfIndex,
 		maxTerm:  b.state.Term,
 	}

@@ -104,6 +104,8 @@ type boot struct {
 	footer index.Footer
 	claims []raftlog.LogClaim
 	sealed map[uint64]map[uint64]index.FileInfo // by log and file
+	// believe tells whose claims count (I2); nil: everybody's. See Snapshot.
+	believe func(*item) bool
 }
 
 // abandon closes what was opened, after an error.

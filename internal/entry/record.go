@@ -222,6 +222,20 @@ func (r *Record) Parts() (appends, values int) {
 	return int(binary.LittleEndian.Uint32(r.body[10:])), int(binary.LittleEndian.Uint32(r.body[14:]))
 }
 
+// Split gives what an entry record holds of a normal entry by itself: its
+// broker time, and its effects, which alias the record. ok is false for other
+// records, for entries of raft's own, and when the record is malformed.
+func (r *Record) Split() (timeMicros int64, effects []byte, ok bool) {
+	if !r.split {
+		return 0, nil, false
+	}
+	nt := uint64(binary.LittleEndian.Uint32(r.body[18:]))
+	if nt > uint64(len(r.body)-fixedHeader)/8 {
+		return 0, nil, false
+	}
+	return int64(binary.LittleEndian.Uint64(r.body[2:])), r.body[fixedHeader+8*nt:], true
+}
+
 // Join puts the replicated bytes of an entry together again. blocks are its
 // append blocks and values its values, each in ordinal order; the result is
 // checked against the head's hash.

@@ -1,0 +1,479 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+
+	"queen/fsm"
+	"queen/index"
+	"queen/internal/entry"
+	"queen/recovery"
+	"queen/segment"
+)
+
+// Classes of findings.
+const (
+	classTorn    = "torn"    // a start cuts it: nothing proves that it was durable
+	classDamage  = "damage"  // what had been durable is gone, or a start refuses
+	classDerived = "derived" // side files: a start, or the broker, makes them again
+)
+
+// finding is one thing that is wrong.
+type finding struct {
+	Class    string `json:"class"`
+	File     string `json:"file,omitempty"`
+	Pos      int64  `json:"pos"` // -1: none
+	Index    uint64 `json:"index,omitempty"`
+	What     string `json:"what"`
+	Expected string `json:"expected,omitempty"`
+	Found    string `json:"found,omitempty"`
+	Effect   string `json:"effect"`
+}
+
+func (f *finding) text() string {
+	text := f.Class
+	if f.File != "" {
+		text += " " + f.File
+	}
+	if f.Pos >= 0 {
+		text += fmt.Sprintf(" pos %d", f.Pos)
+	}
+	if f.Index != 0 {
+		text += fmt.Sprintf(" entry %d", f.Index)
+	}
+	text += ": " + f.What
+	if f.Expected != "" {
+		text += fmt.Sprintf(": expected %s, found %s", f.Expected, f.Found)
+	}
+	return text + "\n  " + f.Effect
+}
+
+// maxFindings is how many findings are shown; all are counted.
+const maxFindings = 1000
+
+// verifier is one run of verify.
+type verifier struct {
+	t       *tool
+	s       *recovery.Snapshot
+	v       recovery.Verdict
+	inUse   bool
+	torn    []finding // shown once it is known that nobody writes
+	have    contents
+	ends    map[uint64]recovery.LogEnd
+	rows    map[string]int
+	shown   int
+	counts  map[string]int
+	entries uint64
+	first   uint64
+	last    uint64
+	records map[string]int
+	files   int
+	bytes   int64
+	pairs   int
+	err     error // of the output
+}
+
+// verify checks everything and goes on after an error.
+func (t *tool) verify(_ []string) (findings bool, err error) {
+	s, err := t.snapshot()
+	if err != nil {
+		return false, err
+	}
+	v := &verifier{t: t, s: s, inUse: t.inUse(t.dir) || s.Moving, have: contents{}, ends: s.ClaimedEnds(), rows: map[string]int{}, counts: map[string]int{}, records: map[string]int{}}
+	v.v = s.Check()
+	v.parts()
+	v.checkpoint()
+	if err := v.logs(); err != nil {
+		return false, err
+	}
+	v.tables()
+	if err := v.tail(); err != nil {
+		return false, err
+	}
+	if err := v.refusal(); err != nil {
+		return false, err
+	}
+	if err := v.summary(); err != nil {
+		return false, err
+	}
+	return v.total() > 0, v.err
+}
+
+func (v *verifier) total() int {
+	return v.counts[classTorn] + v.counts[classDamage] + v.counts[classDerived]
+}
+
+// report shows a finding.
+func (v *verifier) report(f finding) {
+	v.counts[f.Class]++
+	if v.shown++; v.shown > maxFindings || v.err != nil {
+		return
+	}
+	f.File = v.t.short(f.File)
+	v.err = v.t.out.emit(&f, f.text())
+}
+
+const (
+	effectRefuses = "a start refuses"
+	effectAgain   = "a start makes it again"
+)
+
+// damaged reports an error that a part of the directory gave.
+func (v *verifier) damaged(err error, effect string) { v.failed(classDamage, err, effect) }
+
+// failed reports an error as a finding of a class.
+func (v *verifier) failed(class string, err error, effect string) {
+	f := finding{Class: class, Pos: -1, What: err.Error(), Effect: effect}
+	var refused *recovery.RefuseError
+	var seg *segment.CorruptError
+	var idx *index.CorruptError
+	switch {
+	case errors.As(err, &refused):
+		f.File, f.Pos, f.Index, f.What, f.Expected, f.Found = refused.File, refused.Pos, refused.Index, refused.What, refused.Expected, refused.Found
+		if refused.Err != nil {
+			f.What += ": " + refused.Err.Error()
+		}
+	case errors.As(err, &seg):
+		f.File, f.Pos, f.What, f.Expected, f.Found = seg.File, seg.Pos, seg.What, seg.Expected, seg.Found
+	case errors.As(err, &idx):
+		f.File, f.Pos, f.What, f.Expected, f.Found = idx.File, idx.Pos, idx.What, idx.Expected, idx.Found
+	}
+	v.report(f)
+}
+
+// parts checks what is there once: FORMAT, raft/state, the names below log/.
+func (v *verifier) parts() {
+	for _, err := range []error{v.s.IdentityErr, v.s.StateErr} {
+		if err != nil {
+			v.damaged(err, effectRefuses)
+		}
+	}
+	for _, name := range v.s.Foreign {
+		v.report(finding{Class: classDamage, File: name, Pos: -1, What: "not a log of this broker", Effect: effectRefuses})
+	}
+	if v.s.State.Cut != 0 {
+		v.report(finding{Class: classTorn, File: path.Join(v.t.dir, "raft", "state"), Pos: -1, Index: v.s.State.Cut,
+			What: "a cut was interrupted", Effect: "a start finishes it: everything from this entry on goes"})
+	}
+	for _, l := range v.s.Logs {
+		if l.Err != nil {
+			v.damaged(fmt.Errorf("log q%d: %w", l.ID, l.Err), effectRefuses)
+		}
+	}
+}
+
+// checkpoint decodes every row that counts.
+func (v *verifier) checkpoint() {
+	if v.s.FooterErr != nil {
+		v.damaged(v.s.FooterErr, effectRefuses)
+	}
+	bad := func(key []byte, err error) {
+		v.report(finding{Class: classDamage, File: checkpointDir(v.s), Pos: -1, What: fmt.Sprintf("row %x does not decode: %v", key, err), Effect: effectRefuses})
+	}
+	err := loadCheckpoint(v.s, &rowSink{
+		row: func(key, value []byte) {
+			r, err := fsm.DecodeRow(key, value)
+			if err != nil {
+				bad(key, err)
+				return
+			}
+			v.rows[r.Kind.String()]++
+		},
+		gone: func(lo, hi []byte) {
+			if _, err := fsm.DecodeRow(lo, nil); len(lo) == 0 {
+				bad(lo, err)
+			}
+		},
+	})
+	if err != nil && v.s.FooterErr == nil {
+		v.damaged(err, effectRefuses)
+	}
+}
+
+// logs reads every record of every log: checksums, and that each entry is
+// whole (I1).
+func (v *verifier) logs() error {
+	gone := v.reclaimed()
+	return v.s.Walk(recovery.Walk{
+		Record: func(r recovery.RecordAt) error {
+			v.records[kindName(r.Record.Kind)]++
+			v.have.of(r.Log, r.Seq).addRecord(r.Seq, r.Pos, &r.Record)
+			return v.err
+		},
+		Gap: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, g segment.Gap) error {
+			v.have.of(l.ID, f.Seq).bad = true
+			v.gap(l, f, g)
+			return v.err
+		},
+		Unread: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) error {
+			v.have.of(l.ID, f.Seq).bad = true
+			if v.inUse && recovery.Vanished(err) {
+				return nil // freed meanwhile
+			}
+			v.damaged(err, v.effectOn(f))
+			return v.err
+		},
+		Entry: func(e *recovery.EntryAt) error {
+			v.entry(e, gone)
+			return v.err
+		},
+	})
+}
+
+// reclaimed are the logs that do not hold everything any more that was
+// written to them: files are missing, or were replaced. Below the checkpoint
+// that is as it should be.
+func (v *verifier) reclaimed() map[uint64]bool {
+	gone := map[uint64]bool{}
+	for _, l := range v.s.Logs {
+		next := uint64(1)
+		for _, f := range l.Files {
+			gone[l.ID] = gone[l.ID] || f.Seq != next || f.Generation > 1
+			next = f.Seq + 1
+		}
+		gone[l.ID] = gone[l.ID] || len(l.Files) == 0
+	}
+	return gone
+}
+
+func (v *verifier) effectOn(f *recovery.SnapshotFile) string {
+	if f.Table != nil && f.Table.MaxIndex <= v.s.Footer.From {
+		return "a start does not read this file; what stands there cannot be delivered"
+	}
+	return effectRefuses
+}
+
+// gap judges bytes that are no record: of a torn tail, or damage.
+func (v *verifier) gap(l *recovery.SnapshotLog, f *recovery.SnapshotFile, g segment.Gap) {
+	out := finding{Class: classDamage, File: l.Path(f), Pos: g.Pos, What: g.What, Expected: g.Expected, Found: g.Found, Effect: v.effectOn(f)}
+	end := v.ends[l.ID]
+	below := f.Seq < end.Seq || f.Seq == end.Seq && g.Pos < end.Pos
+	if f.Newest && !below && v.v.Stopped > v.v.Proven {
+		out.Class, out.Effect = classTorn, fmt.Sprintf("a start cuts it: nothing above entry %d is proven durable", v.v.Proven)
+		v.torn = append(v.torn, out)
+		return
+	}
+	v.report(out)
+}
+
+// entry judges one entry.
+func (v *verifier) entry(e *recovery.EntryAt, reclaimed map[uint64]bool) {
+	if v.first == 0 {
+		v.first = e.Index
+	}
+	v.entries++
+	v.last = e.Index
+	if e.Problem == nil {
+		v.effects(e)
+	}
+	if e.Problem == nil && (e.Index <= v.v.Last || v.v.Refused != nil) {
+		return
+	}
+	if e.Index <= v.s.Footer.From && v.freed(e, reclaimed) {
+		return
+	}
+	what := judge(v.s, &v.v, e)
+	f := finding{Class: classDamage, Pos: -1, Index: e.Index, What: "whole, behind one that is not", Effect: what.text}
+	if len(e.Copies) > 0 {
+		f.File, f.Pos = e.Copies[0].File, e.Copies[0].Pos
+	} else if len(e.Parts) > 0 {
+		f.File, f.Pos = e.Parts[0].File, e.Parts[0].Pos
+	}
+	var refused *recovery.RefuseError
+	switch {
+	case errors.As(e.Problem, &refused):
+		f.File, f.Pos, f.What, f.Expected, f.Found = refused.File, refused.Pos, refused.What, refused.Expected, refused.Found
+		if refused.Err != nil {
+			f.What += ": " + refused.Err.Error()
+		}
+		if e.Index > v.s.Footer.From {
+			f.Effect = effectRefuses
+		}
+	case e.Problem != nil:
+		f.What = e.Problem.Error()
+	}
+	if what.state == "cut" && refused == nil {
+		f.Class = classTorn
+		v.torn = append(v.torn, f)
+		return
+	}
+	v.report(f)
+}
+
+// freed reports whether what is missing of an entry can have been freed: its
+// logs do not hold everything any more.
+func (v *verifier) freed(e *recovery.EntryAt, reclaimed map[uint64]bool) bool {
+	logs := e.Missing
+	if e.Head == nil {
+		for id := range reclaimed {
+			logs = append(logs, id)
+		}
+	} else if len(logs) == 0 {
+		logs = e.Head.Logs
+	}
+	return slices.ContainsFunc(logs, func(id uint64) bool { return reclaimed[id] || v.s.Log(id) == nil })
+}
+
+// effects decodes the effects of a whole entry.
+func (v *verifier) effects(e *recovery.EntryAt) {
+	if err := effectsDecode(e); err != nil {
+		v.report(finding{Class: classDamage, File: e.Copies[0].File, Pos: e.Copies[0].Pos, Index: e.Index, What: "effects do not decode: " + err.Error(), Effect: effectRefuses})
+	}
+}
+
+func effectsDecode(e *recovery.EntryAt) error {
+	if e.Head.Type != 0 || len(e.Entry.GetData()) == 0 {
+		return nil
+	}
+	parsed, err := entry.Parse(e.Entry.GetData())
+	if err != nil {
+		return err
+	}
+	for i := range parsed.Appends {
+		if err := eachMessage(&parsed.Appends[i], func(uint64, *entry.Message) error { return nil }); err != nil {
+			return fmt.Errorf("append %d: %w", i, err)
+		}
+	}
+	return fsm.ScanEffects(parsed.Effects, func(f fsm.Effect) error {
+		if f.Kind != fsm.EffectPut && f.Kind != fsm.EffectDelete {
+			return nil
+		}
+		_, err := fsm.DecodeRow(f.Key, f.Value)
+		return err
+	})
+}
+
+// tables checks the side tables: checksums, order and filters, and that they
+// hold what their segments hold (I4).
+func (v *verifier) tables() {
+	for _, l := range v.s.Logs {
+		for i := range l.Files {
+			v.files++
+			v.bytes += l.Files[i].Size
+		}
+		if l.Index == nil {
+			continue
+		}
+		for _, err := range l.TableErrs {
+			if v.inUse && recovery.Vanished(err) {
+				continue // merged meanwhile
+			}
+			if errors.Is(err, recovery.ErrRefused) {
+				v.damaged(err, effectRefuses)
+			} else {
+				v.failed(classDerived, err, effectAgain)
+			}
+		}
+		if err := l.Index.Verify(); err != nil && !(v.inUse && recovery.Vanished(err)) {
+			v.failed(classDerived, err, effectAgain)
+		}
+		v.compareTables(l)
+		v.unsealed(l)
+	}
+}
+
+func (v *verifier) compareTables(l *recovery.SnapshotLog) {
+	pairs, err := pairsOf(v.s, l)
+	if err != nil {
+		v.damaged(err, effectRefuses)
+		return
+	}
+	for i := range pairs {
+		p := &pairs[i]
+		v.pairs++
+		base := path.Join(l.Dir, p.name)
+		if !p.idx || !p.dedup {
+			if !v.inUse && !p.idx { // a lone .idx is among the tables' errors
+				v.report(finding{Class: classDerived, File: base + ".dedup", Pos: -1, What: "its .idx is missing", Effect: effectAgain})
+			}
+			continue
+		}
+		read, err := readPair(v.s, l, p)
+		if err != nil {
+			continue // reported by now, or gone meanwhile
+		}
+		if differs := read.compare(l, v.have); differs != "" {
+			v.report(finding{Class: classDerived, File: base, Pos: -1, What: "tables and segment do not fit: " + differs,
+				Effect: "look-ups miss messages or duplicates: remove both tables while the broker is stopped, and a start makes them again"})
+		}
+	}
+}
+
+// unsealed reports files that should have side tables: those that ended before
+// the checkpoint.
+func (v *verifier) unsealed(l *recovery.SnapshotLog) {
+	if v.inUse {
+		return // the sealer is on its way
+	}
+	for i := range l.Files {
+		f := &l.Files[i]
+		c := v.have.of(l.ID, f.Seq)
+		if f.Newest || f.Table != nil || c.bad || c.maxIndex > v.s.Footer.From {
+			continue
+		}
+		v.report(finding{Class: classDerived, File: l.Path(f), Pos: -1, What: "a file that ended before the checkpoint has no side tables", Effect: effectAgain})
+	}
+}
+
+// tail decides what the end of the logs is: torn, or being written.
+func (v *verifier) tail() error {
+	if len(v.torn) == 0 {
+		return nil
+	}
+	for i := 0; !v.inUse && i < settleSteps; i++ {
+		v.t.settle()
+		changed, err := v.s.Changed()
+		if err != nil {
+			return err
+		}
+		v.inUse = changed || v.t.inUse(v.t.dir)
+	}
+	if v.inUse {
+		v.t.out.textf("%d places at the end of the logs are being written", len(v.torn))
+		return nil
+	}
+	for _, f := range v.torn {
+		v.report(f)
+	}
+	return nil
+}
+
+// refusal reports why a start refuses when nothing so far says it.
+func (v *verifier) refusal() error {
+	if v.v.Refused != nil && v.counts[classDamage] == 0 {
+		v.damaged(v.v.Refused, effectRefuses)
+	}
+	return v.err
+}
+
+func (v *verifier) summary() error {
+	outcome := "opens"
+	text := fmt.Sprintf("a start keeps everything up to entry %d", v.v.Last)
+	switch {
+	case v.v.Refused != nil:
+		outcome, text = "refuses", "a start refuses: "+v.v.Refused.Error()
+	case v.v.Cut != 0 && !v.inUse:
+		outcome, text = "cuts", fmt.Sprintf("a start keeps everything up to entry %d and cuts the rest: %d entries that could have been answered", v.v.Last, v.v.CutSeen)
+	}
+	o := object{{"class", "summary"}, {"damage", v.counts[classDamage]}, {"torn", v.counts[classTorn]}, {"derived", v.counts[classDerived]},
+		{"start", outcome}, {"inUse", v.inUse}, {"firstEntry", v.first}, {"lastEntry", v.last}, {"entries", v.entries},
+		{"checkpointFrom", v.s.Footer.From}, {"checkpointTo", v.s.Footer.To}, {"proven", v.v.Proven},
+		{"logs", len(v.s.Logs)}, {"files", v.files}, {"bytes", v.bytes}, {"tables", v.pairs}, {"records", v.records}, {"rows", v.rows}, {"verdict", text}}
+	if v.shown > maxFindings {
+		v.t.out.textf("%d more findings", v.shown-maxFindings)
+	}
+	lines := fmt.Sprintf("%d logs, %d files, %d bytes, %d pairs of side tables; entries %s, checkpoint %d to %d, proven durable %d",
+		len(v.s.Logs), v.files, v.bytes, v.pairs, numbers(v.first, v.last), v.s.Footer.From, v.s.Footer.To, v.v.Proven)
+	if v.inUse {
+		lines += "\nthe directory is in use: its end moves, and files may have been sealed, merged or freed meanwhile"
+	}
+	lines += "\n" + text
+	if v.total() == 0 {
+		lines += "\nclean"
+	} else {
+		lines += fmt.Sprintf("\n%d findings: %d damage, %d torn, %d derived", v.total(), v.counts[classDamage], v.counts[classTorn], v.counts[classDerived])
+	}
+	return v.t.out.emit(o, lines)
+}
