@@ -110,7 +110,7 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 		r.add("chunk", k.be64())
 	case RowLetter:
 		r.queueID(&k)
-		r.add("id", uuidText(k.id()))
+		r.add("id", textOfID(k.id()))
 	case RowKV:
 		return r, r.decodeKV(key[1:], value)
 	case RowTimer:
@@ -131,7 +131,7 @@ func (r *RowInfo) partitionID(k *rowReader) {
 }
 func (r *RowInfo) groupID(k *rowReader) { r.Group = k.be64(); r.add("groupId", r.Group) }
 
-func uuidText(id [16]byte) string { return string(entry.AppendUUID(nil, id)) }
+func textOfID(id [16]byte) string { return string(entry.AppendUUID(nil, id)) }
 
 func settledSetName(set byte) string {
 	switch set {
@@ -219,14 +219,14 @@ func (r *RowInfo) decodeCursor(value []byte) error {
 	r.add("retries", int64(c.retries))
 	r.add("delayUntil", c.delayUntil)
 	if l := c.lease; l != nil {
-		r.add("leaseId", uuidText(l.id))
+		r.add("leaseId", textOfID(l.id))
 		r.add("leaseFrom", l.from)
 		r.add("leaseEnd", l.end)
 		r.add("leaseExpires", l.expires)
 		r.add("leaseWorker", l.worker)
 	}
 	if l := c.released; l != nil {
-		r.add("releasedId", uuidText(l.id))
+		r.add("releasedId", textOfID(l.id))
 		r.add("releasedCompleted", l.completed)
 	}
 	if c.metadata != nil {
@@ -268,7 +268,7 @@ func (r *RowInfo) decodeTimer(key string, value []byte) error {
 	}
 	err := t.decode(key, value)
 	for _, f := range []RowField{{"tenant", t.tenant}, {"queue", t.queue}, {"timerKey", t.name}, {"partition", t.partition}, {"deliverAt", t.deliverAt}, {"due", t.due},
-		{"transactionId", string(t.txn)}, {"messageId", uuidText(t.messageID)}, {"attempts", t.attempts}, {"lastError", t.lastError},
+		{"transactionId", string(t.txn)}, {"messageId", textOfID(t.messageID)}, {"attempts", t.attempts}, {"lastError", t.lastError},
 		{"created", t.created}, {"updated", t.updated}, {"value", t.value}, {"size", int64(t.size)}, {"message", t.message}} {
 		r.add(f.Name, f.Value)
 	}
