@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	pb "go.etcd.io/raft/v3/raftpb"
-
-	"queen/internal/entry"
 )
 
 // Rewriter writes entries into the logs of a new directory, split as a log
@@ -35,22 +33,6 @@ func (r *Rewriter) Entry(e *pb.Entry) error {
 	}
 	r.w.last, r.w.lastT = at, e.GetTerm()
 	return r.flush()
-}
-
-// Append and Value write a part of an entry whose other parts are lost, into
-// the log that it was in. The entry must be one that the checkpoint of the new
-// directory covers.
-func (r *Rewriter) Append(log, index uint64, ordinal uint32, block []byte) error {
-	_, _, err := r.w.record(log, index, 0, func(dst []byte) []byte { return entry.AppendAppendRecord(dst, index, int(ordinal), block) })
-	r.w.last = max(r.w.last, index)
-	return err
-}
-
-// Value is Append for a value.
-func (r *Rewriter) Value(log, index uint64, ordinal uint32, v entry.Value) error {
-	_, _, err := r.w.record(log, index, 0, func(dst []byte) []byte { return entry.AppendValueRecord(dst, index, int(ordinal), v) })
-	r.w.last = max(r.w.last, index)
-	return err
 }
 
 // flush hands what has gathered to the files, and forgets what only look-ups need.

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"container/heap"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ type RecordAt struct {
 type EntryAt struct {
 	Index uint64
 	// Copies and Parts are its records: entry records and stubs, and appends
-	// and values, without the bodies. A log comes after those with higher ids.
+	// and values, without the bodies, by log and position.
 	Copies, Parts []PartAt
 	// Head is that of the first copy found; nil: there is no copy.
 	Head *entry.Head
@@ -79,21 +80,27 @@ type PartAt struct {
 // ErrIncomplete: an entry lacks copies, or its copies its parts.
 var ErrIncomplete = errors.New("incomplete")
 
-// Blocks calls fn for the intact appends and values of an entry of which
-// something is missing, with the log that each is in: what is left of one that
-// the checkpoint holds the effects of.
-func (e *EntryAt) Blocks(appendAt func(log uint64, ordinal uint32, block []byte) error, valueAt func(log uint64, ordinal uint32, v entry.Value) error) error {
+// Rest is an entry with the appends and values that are left of this one, as
+// they would be replicated, and without effects: what can be kept of an entry
+// whose effects a checkpoint holds. nil when nothing is left.
+func (e *EntryAt) Rest() ([]byte, error) {
+	var b entry.Builder
+	last := int64(0)
 	for _, p := range e.parts.blocks {
-		if err := appendAt(p.at.q.ID, p.ordinal, e.parts.bytes(p)); err != nil {
-			return err
+		a, err := entry.ParseAppend(e.parts.bytes(p))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.at, err)
 		}
+		b.Append(a.Queue, a.Partition, a.First, a.Time, int(a.Count), a.Messages)
+		last = max(last, a.Time)
 	}
 	for _, p := range e.parts.values {
-		if err := valueAt(p.at.q.ID, p.ordinal, entry.Value{ID: p.id, Queue: p.queue, Data: e.parts.bytes(p)}); err != nil {
-			return err
-		}
+		b.Value(p.id, p.queue, e.parts.bytes(p))
 	}
-	return nil
+	if b.Empty() {
+		return nil, nil
+	}
+	return b.Encode(last), nil
 }
 
 // Walk walks over all logs at once, in the order of the entries' indexes, in
@@ -243,9 +250,14 @@ func (k *walker) entry(index uint64) error {
 	if len(e.Copies)+len(e.Parts) == 0 || k.w.Entry == nil {
 		return nil // pads only
 	}
+	slices.SortStableFunc(e.Copies, byLog)
+	slices.SortStableFunc(e.Parts, byLog)
 	e.judge(problem)
 	return k.w.Entry(e)
 }
+
+// byLog orders parts of an entry; those of one log are in its order already.
+func byLog(a, b PartAt) int { return cmp.Compare(a.Log, b.Log) }
 
 func (e *EntryAt) note(it *item) {
 	r := &it.rec

@@ -89,7 +89,7 @@ func judgeAbsent(s *recovery.Snapshot, v *recovery.Verdict, n uint64) judgement 
 
 func (t *tool) showEntry(s *recovery.Snapshot, v *recovery.Verdict, e *recovery.EntryAt) error {
 	what := judge(s, v, e)
-	o := object{{"index", e.Index}, {"state", what.state}, {"whole", e.Problem == nil}, {"verdict", what.text}, {"problem", problemText(e.Problem)}, {"missing", e.Missing}}
+	o := object{{"index", e.Index}, {"state", what.state}, {"whole", e.Problem == nil}, {"verdict", what.text}, {"problem", problemText(e.Problem)}, {"missing", append([]uint64{}, e.Missing...)}}
 	var b strings.Builder
 	fmt.Fprintf(&b, "entry %d: %s", e.Index, what.state)
 	if e.Head != nil {

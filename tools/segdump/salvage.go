@@ -406,22 +406,20 @@ func (g *salvager) count(e *recovery.EntryAt) {
 
 // partial keeps what is left of an entry whose effects the checkpoint holds.
 func (g *salvager) partial(e *recovery.EntryAt) error {
-	err := e.Blocks(
-		func(log uint64, ordinal uint32, block []byte) error {
-			a, err := entry.ParseAppend(block)
-			if err != nil {
-				return err
-			}
-			g.messages += uint64(a.Count)
-			g.parts++
-			return g.w.Append(log, e.Index, ordinal, block)
-		},
-		func(log uint64, ordinal uint32, v entry.Value) error {
-			g.parts++
-			return g.w.Value(log, e.Index, ordinal, v)
-		})
+	rest, err := e.Rest()
 	if err != nil {
 		return err
+	}
+	if rest != nil {
+		g.count(e)
+		g.parts += uint64(len(e.Parts))
+		term := max(g.maxTerm, 1)
+		if e.Head != nil {
+			term = e.Head.Term
+		}
+		if err := g.w.Entry(&pb.Entry{Index: new(e.Index), Term: new(term), Type: pb.EntryNormal.Enum(), Data: rest}); err != nil {
+			return err
+		}
 	}
 	return g.lose(classDamage, e.Index, placeOf(e), posOf(e), e.Problem.Error(), "the checkpoint holds its effects; of its messages the readable ones are kept")
 }

@@ -187,9 +187,43 @@ func (v *verifier) checkpoint() {
 			}
 		},
 	})
-	if err != nil && v.s.FooterErr == nil {
+	switch {
+	case v.s.FooterErr != nil:
+	case err != nil:
 		v.damaged(err, effectRefuses)
+	default:
+		v.unfinished()
 	}
+}
+
+// unfinished looks for what stands behind the last footer of the checkpoint:
+// one that was not finished, or whose footer is damaged. A start ignores it
+// when the log can take its place.
+func (v *verifier) unfinished() {
+	files, err := rowsFiles(v.s)
+	if err != nil || len(files) == 0 {
+		return // as in a new directory
+	}
+	file, behind := files[len(files)-1], int64(0)
+	end, err := index.ScanRows(v.s.FS, file, func(pos int64, r index.RowRecord) error {
+		if r.Kind == index.RowFooter {
+			behind = -1
+		} else if behind <= 0 {
+			behind = pos
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, index.ErrCorrupt) && behind <= 0:
+		behind = end
+	case err != nil && !errors.Is(err, index.ErrCorrupt) && !recovery.Vanished(err):
+		v.damaged(err, effectRefuses)
+		return
+	case behind <= 0:
+		return
+	}
+	v.torn = append(v.torn, finding{Class: classTorn, File: file, Pos: behind, What: "a checkpoint that was not finished",
+		Effect: fmt.Sprintf("a start ignores it and replays the log from entry %d on", v.s.Footer.From+1)})
 }
 
 // logs reads every record of every log: checksums, and that each entry is
@@ -401,19 +435,22 @@ func (v *verifier) compareTables(l *recovery.SnapshotLog) {
 	}
 }
 
-// unsealed reports files that should have side tables: those that ended before
-// the checkpoint.
+// unsealed reports files that must have had side tables: a log's files are
+// sealed in their order. The last ones may just not have been sealed yet.
 func (v *verifier) unsealed(l *recovery.SnapshotLog) {
 	if v.inUse {
-		return // the sealer is on its way
+		return // the sealer may be making them again
+	}
+	lastSealed := uint64(0)
+	for i := range l.Files {
+		if l.Files[i].Table != nil {
+			lastSealed = l.Files[i].Seq
+		}
 	}
 	for i := range l.Files {
-		f := &l.Files[i]
-		c := v.have.of(l.ID, f.Seq)
-		if f.Newest || f.Table != nil || c.bad || c.maxIndex > v.s.Footer.From {
-			continue
+		if f := &l.Files[i]; f.Table == nil && f.Seq < lastSealed {
+			v.report(finding{Class: classDerived, File: l.Path(f), Pos: -1, What: "a sealed file has no side tables that count", Effect: effectAgain})
 		}
-		v.report(finding{Class: classDerived, File: l.Path(f), Pos: -1, What: "a file that ended before the checkpoint has no side tables", Effect: effectAgain})
 	}
 }
 
