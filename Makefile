@@ -10,10 +10,14 @@ BENCH_JSON ?= bench.jsonl
 ROUNDS     ?= 100
 CALLS      ?= 100000
 
-.PHONY: build run demo test unit race lint fuzz-short model bench examples crash crash-short deadlock clean
+.PHONY: build segdump run demo test unit race lint fuzz-short model bench examples crash crash-short deadlock clean
 
-build:
+build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
+
+# segdump is the tool that reads a data directory without the broker.
+segdump:
+	$(GO) build -o bin/segdump ./tools/segdump
 
 # run starts a broker on port 6632 with its data in ./queen-data.
 run: build

@@ -13,7 +13,7 @@ import (
 )
 
 // settleStep and settleSteps are how long a directory that may be in use is
-// watched before its torn tail is taken for one that stays.
+// watched before what looks unfinished in it is taken for something that stays.
 const (
 	settleStep  = 100 * time.Millisecond
 	settleSteps = 12

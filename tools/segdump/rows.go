@@ -46,7 +46,7 @@ func (t *tool) rows(_ []string) (bool, error) {
 		}
 		return s.FooterErr != nil, t.showRows(s, c, kinds, prefix)
 	}
-	return true, nil
+	return s.FooterErr != nil, nil
 }
 
 // rowsFiles lists the checkpoint files, oldest first.

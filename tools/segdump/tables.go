@@ -233,12 +233,28 @@ func (t *tool) dedup(_ []string) (findings bool, err error) {
 	return findings, nil
 }
 
+// staysHalf reports whether one table of a pair stays without the other one: a
+// broker that runs makes and removes them one after the other.
+func (t *tool) staysHalf(base string) bool {
+	for range settleSteps {
+		_, idx := t.fs.Stat(base + ".idx")
+		_, dedup := t.fs.Stat(base + ".dedup")
+		if (idx == nil) == (dedup == nil) {
+			return false
+		}
+		t.settle()
+	}
+	return true
+}
+
 func (t *tool) showPair(s *recovery.Snapshot, l *recovery.SnapshotLog, p *pair, have contents) (bad bool, err error) {
 	name := t.short(path.Join(l.Dir, p.name))
 	o := object{{"table", name}, {"log", l.ID}, {"bytes", p.size}}
 	state, note := "consistent", ""
 	var read tablePair
 	switch {
+	case (!p.idx || !p.dedup) && !t.staysHalf(path.Join(l.Dir, p.name)):
+		state, note = "gone", "made or removed meanwhile"
 	case !p.idx || !p.dedup:
 		state, note = "half", "one of .idx and .dedup is missing: a start makes both again"
 	default:

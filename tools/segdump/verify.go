@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 
@@ -59,7 +60,7 @@ type verifier struct {
 	s       *recovery.Snapshot
 	v       recovery.Verdict
 	inUse   bool
-	torn    []finding // shown once it is known that nobody writes
+	later   []finding // counts only when nobody writes
 	have    contents
 	ends    map[uint64]recovery.LogEnd
 	rows    map[string]int
@@ -222,7 +223,7 @@ func (v *verifier) unfinished() {
 	case behind <= 0:
 		return
 	}
-	v.torn = append(v.torn, finding{Class: classTorn, File: file, Pos: behind, What: "a checkpoint that was not finished",
+	v.later = append(v.later, finding{Class: classTorn, File: file, Pos: behind, What: "a checkpoint that was not finished",
 		Effect: fmt.Sprintf("a start ignores it and replays the log from entry %d on", v.s.Footer.From+1)})
 }
 
@@ -243,8 +244,8 @@ func (v *verifier) logs() error {
 		},
 		Unread: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) error {
 			v.have.of(l.ID, f.Seq).bad = true
-			if v.inUse && recovery.Vanished(err) {
-				return nil // freed meanwhile
+			if v.freedMeanwhile(l, f, err) {
+				return nil
 			}
 			v.damaged(err, v.effectOn(f))
 			return v.err
@@ -254,6 +255,18 @@ func (v *verifier) logs() error {
 			return v.err
 		},
 	})
+}
+
+// freedMeanwhile reports whether a file was there at the snapshot and is not
+// any more: somebody else removed it.
+func (v *verifier) freedMeanwhile(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) bool {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	_, serr := v.t.fs.Stat(l.Path(f))
+	gone := errors.Is(serr, fs.ErrNotExist)
+	v.inUse = v.inUse || gone
+	return gone
 }
 
 // reclaimed are the logs that do not hold everything any more that was
@@ -286,7 +299,7 @@ func (v *verifier) gap(l *recovery.SnapshotLog, f *recovery.SnapshotFile, g segm
 	below := f.Seq < end.Seq || f.Seq == end.Seq && g.Pos < end.Pos
 	if f.Newest && !below && v.v.Stopped > v.v.Proven {
 		out.Class, out.Effect = classTorn, fmt.Sprintf("a start cuts it: nothing above entry %d is proven durable", v.v.Proven)
-		v.torn = append(v.torn, out)
+		v.later = append(v.later, out)
 		return
 	}
 	v.report(out)
@@ -330,7 +343,7 @@ func (v *verifier) entry(e *recovery.EntryAt, reclaimed map[uint64]bool) {
 	}
 	if what.state == "cut" && refused == nil {
 		f.Class = classTorn
-		v.torn = append(v.torn, f)
+		v.later = append(v.later, f)
 		return
 	}
 	v.report(f)
@@ -391,21 +404,34 @@ func (v *verifier) tables() {
 			continue
 		}
 		for _, err := range l.TableErrs {
-			if v.inUse && recovery.Vanished(err) {
-				continue // merged meanwhile
-			}
-			if errors.Is(err, recovery.ErrRefused) {
+			switch {
+			case errors.Is(err, recovery.ErrRefused):
 				v.damaged(err, effectRefuses)
-			} else {
+			case !recovery.Vanished(err): // half a pair is reported below
 				v.failed(classDerived, err, effectAgain)
 			}
 		}
-		if err := l.Index.Verify(); err != nil && !(v.inUse && recovery.Vanished(err)) {
+		for _, err := range each(l.Index.Verify()) {
+			if recovery.Vanished(err) {
+				v.inUse = true // it was there a moment ago
+				continue
+			}
 			v.failed(classDerived, err, effectAgain)
 		}
 		v.compareTables(l)
 		v.unsealed(l)
 	}
+}
+
+// each takes joined errors apart.
+func each(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	if err != nil {
+		return []error{err}
+	}
+	return nil
 }
 
 func (v *verifier) compareTables(l *recovery.SnapshotLog) {
@@ -419,9 +445,11 @@ func (v *verifier) compareTables(l *recovery.SnapshotLog) {
 		v.pairs++
 		base := path.Join(l.Dir, p.name)
 		if !p.idx || !p.dedup {
-			if !v.inUse && !p.idx { // a lone .idx is among the tables' errors
-				v.report(finding{Class: classDerived, File: base + ".dedup", Pos: -1, What: "its .idx is missing", Effect: effectAgain})
+			f := finding{Class: classDerived, File: base + ".dedup", Pos: -1, What: "its .idx is missing", Effect: effectAgain}
+			if p.idx {
+				f.File, f.What = base+".idx", "its .dedup is missing"
 			}
+			v.later = append(v.later, f)
 			continue
 		}
 		read, err := readPair(v.s, l, p)
@@ -438,9 +466,6 @@ func (v *verifier) compareTables(l *recovery.SnapshotLog) {
 // unsealed reports files that must have had side tables: a log's files are
 // sealed in their order. The last ones may just not have been sealed yet.
 func (v *verifier) unsealed(l *recovery.SnapshotLog) {
-	if v.inUse {
-		return // the sealer may be making them again
-	}
 	lastSealed := uint64(0)
 	for i := range l.Files {
 		if l.Files[i].Table != nil {
@@ -449,14 +474,14 @@ func (v *verifier) unsealed(l *recovery.SnapshotLog) {
 	}
 	for i := range l.Files {
 		if f := &l.Files[i]; f.Table == nil && f.Seq < lastSealed {
-			v.report(finding{Class: classDerived, File: l.Path(f), Pos: -1, What: "a sealed file has no side tables that count", Effect: effectAgain})
+			v.later = append(v.later, finding{Class: classDerived, File: l.Path(f), Pos: -1, What: "a sealed file has no side tables that count", Effect: effectAgain})
 		}
 	}
 }
 
-// tail decides what the end of the logs is: torn, or being written.
+// tail decides what looks unfinished: it is torn, or it is being written.
 func (v *verifier) tail() error {
-	if len(v.torn) == 0 {
+	if len(v.later) == 0 {
 		return nil
 	}
 	for i := 0; !v.inUse && i < settleSteps; i++ {
@@ -468,10 +493,10 @@ func (v *verifier) tail() error {
 		v.inUse = changed || v.t.inUse(v.t.dir)
 	}
 	if v.inUse {
-		v.t.out.textf("%d places at the end of the logs are being written", len(v.torn))
+		v.t.out.textf("%d places that look unfinished are being written", len(v.later))
 		return nil
 	}
-	for _, f := range v.torn {
+	for _, f := range v.later {
 		v.report(f)
 	}
 	return nil
