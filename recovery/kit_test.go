@@ -47,9 +47,36 @@ func open(t testing.TB, fsys vfs.FS, dir string, opts ...option) (*node, error) 
 	for _, o := range opts {
 		o(&cfg)
 	}
+	var before *vfs.Mem
+	if m, ok := fsys.(*vfs.Mem); ok {
+		before = m.Clone()
+	}
 	var err error
 	n.g, n.report, err = recovery.Open(cfg)
+	if before != nil {
+		sameVerdict(t, before, dir, &cfg, n.report, err)
+	}
 	return n, err
+}
+
+// sameVerdict wants what the offline check says of a directory to be what a
+// start on it did, in every test of this package.
+func sameVerdict(t testing.TB, m *vfs.Mem, dir string, cfg *recovery.Config, report recovery.Report, err error) {
+	t.Helper()
+	if err != nil && !errors.Is(err, recovery.ErrRefused) && !errors.Is(err, recovery.ErrNewerFormat) || report.New {
+		return // a fault, a lock, or a directory that was made
+	}
+	s, serr := recovery.TakeSnapshot(m, dir)
+	if serr != nil || s.IdentityErr == nil && (s.Identity.Node != cfg.Group.NodeID || s.Identity.Shards != cfg.Group.Shards || cfg.ClusterID != "" && cfg.ClusterID != s.Identity.Cluster) {
+		return // refused for how it was opened
+	}
+	v := s.Check()
+	switch {
+	case (err != nil) != (v.Refused != nil):
+		t.Errorf("a start: %v; the offline check: %v", err, v.Refused)
+	case err == nil && (report.Cut != v.Cut || report.CutSeen != v.CutSeen || report.Last != v.Last):
+		t.Errorf("a start kept %d, cut at %d, %d seen; the offline check says %d, %d, %d", report.Last, report.Cut, report.CutSeen, v.Last, v.Cut, v.CutSeen)
+	}
 }
 
 func mustOpen(t testing.TB, fsys vfs.FS, dir string, opts ...option) *node {

@@ -316,3 +316,53 @@ func TestTornEverySubset(t *testing.T) {
 		})
 	}
 }
+
+// The worked example of the README is the output of the tool.
+func TestReadmeExample(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	must(t, err)
+	for _, name := range []string{"torn-verify", "torn-entry", "torn-salvage"} {
+		out, err := os.ReadFile(filepath.Join("testdata", "golden", name+".txt"))
+		must(t, err)
+		text := strings.Replace(string(out), "\nout: ", "\ncopy: ", 1)
+		if !strings.Contains(string(readme), text) {
+			t.Errorf("README.md does not have the output of %s:\n%s", name, text)
+		}
+	}
+}
+
+// Flags stand anywhere, and what is wrong with a command line has status 2.
+func TestCommandLine(t *testing.T) {
+	m := load(t, stepDir)
+	plain := want(t, 0, m, "dump", "data", "q2", "--kind", "stub", "--json")
+	for _, args := range []string{"--json dump --kind stub data q2", "dump --kind=stub data --json q2", "dump data -json -kind stub q2"} {
+		if args[0] == '-' {
+			args = args[len("--json "):] + " --json" // the command comes first but for flags without a value
+		}
+		if got := want(t, 0, m, strings.Fields(args)...); got != plain {
+			t.Errorf("%s: %s\nwant %s", args, got, plain)
+		}
+	}
+	for _, args := range []string{"", "frob data", "ls", "ls data more", "entry data x", "entry data 0", "dump data", "dump data nofile", "dump data q2 --kind frob",
+		"ls nodir", "rows data --key zz", "partition data noslash", "partition data no/such", "verify data --frob", "salvage data data", "ls data/FORMAT", "verify data/log"} {
+		if status, out, errs := run(t, m, strings.Fields(args)...); status != exitTrouble || errs == "" {
+			t.Errorf("segdump %s: status %d\n%s%s", args, status, out, errs)
+		}
+	}
+	if status, out, _ := run(t, m, "--help"); status != 0 || !strings.Contains(out, "usage") {
+		t.Errorf("--help: %d %s", status, out)
+	}
+}
+
+// Nothing is written to the directory, whatever the command.
+func TestReadsOnly(t *testing.T) {
+	m := filled(t, false)
+	before := m.Counts()
+	for _, c := range []string{"ls data", "dump data q0 q1 q2", "entry data 7", "partition data a/one", "dedup data --list", "rows data", "rows data --history", "verify data"} {
+		want(t, 0, m, strings.Fields(c)...)
+	}
+	after := m.Counts()
+	if before.Write != after.Write || before.Create != after.Create || before.Remove != after.Remove || before.Sync != after.Sync || before.SyncDir != after.SyncDir || before.Rename != after.Rename {
+		t.Errorf("calls before %+v, after %+v", before, after)
+	}
+}
