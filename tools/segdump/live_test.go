@@ -126,3 +126,42 @@ func TestUnfinishedWrite(t *testing.T) {
 		t.Errorf("a write that ended while the directory was watched: status %d\n%s", status, out)
 	}
 }
+
+// listing is a file system that does something before a listing of a directory.
+type listing struct {
+	vfs.FS
+	dir    string
+	count  int
+	before map[int]func()
+}
+
+func (l *listing) List(dir string) ([]vfs.Info, error) {
+	if dir == l.dir {
+		l.count++
+		if fn := l.before[l.count]; fn != nil {
+			fn()
+		}
+	}
+	return l.FS.List(dir)
+}
+
+// Logs are listed one after the other. When a broker writes in between, a log
+// that is listed late holds claims about entries that an early one was listed
+// without: these claims must not count.
+func TestClaimsOfALaterMoment(t *testing.T) {
+	for listed := 1; listed <= 2; listed++ {
+		fsys := vfs.NewMem(12)
+		b := startBroker(t, fsys, "data", raftlog.Config{})
+		fill(b, 0)
+		lists := &listing{FS: fsys, dir: "data/log/q2", before: map[int]func(){listed: func() {
+			b.do("POST", "transaction", `{"operations":[{"type":"push","items":[{"queue":"a","partition":"one","payload":1}]},{"type":"push","items":[{"queue":"b","partition":"part-0","payload":1}]}]}`)
+			b.push("b", "part-0", "later", "1") // claims that the transaction is durable
+		}}}
+		var out bytes.Buffer
+		tl := &tool{fs: lists, inUse: func(string) bool { return false }, settle: func() {}}
+		if status := tl.main([]string{"verify", "data"}, &out, &out); status != 0 || lists.count < 2 {
+			t.Errorf("written before listing %d of q2: status %d\n%s", listed, status, out.String())
+		}
+		b.stop()
+	}
+}
