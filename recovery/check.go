@@ -133,7 +133,7 @@ func (s *Snapshot) believed(it *item) bool {
 // cuts reports whether there is anything to cut.
 func (m *image) cuts() bool {
 	for _, c := range m.all {
-		if c.cutAt.seq != 0 || c.bad != nil {
+		if c.cutAt.seq != 0 || c.bad != nil && !c.bad.zeros {
 			return true
 		}
 	}

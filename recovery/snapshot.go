@@ -20,12 +20,12 @@ import (
 // broker may run on the directory meanwhile.
 //
 // What makes that safe is the order in which things are looked at. Logs only
-// grow. The checkpoint and the first listing of the logs come first, the sizes
-// that count second: whatever the first claims to be durable was written
-// before the second. Claims in records that the first listing did not have are
-// not believed (they may be about entries that the second one did not see), and
-// what ends in the middle of an entry above all claims may be an entry that is
-// being written.
+// grow. The checkpoint comes first, then where the records of each log end, then
+// the files that count, and then their records: whatever the first two claim to
+// be durable was written before the last. Claims in records that were written
+// later are not believed (they may be about entries that a log which was read
+// before did not have yet), and what ends in the middle of an entry above all
+// claims may be an entry that is being written.
 type Snapshot struct {
 	// FS reads the directory and refuses changes; segment files have the sizes
 	// of the snapshot there.
@@ -68,8 +68,8 @@ type SnapshotLog struct {
 // SnapshotFile is a segment file of a Snapshot.
 type SnapshotFile struct {
 	Seq, Generation uint64
-	Size            int64 // bytes that count
-	Proven          int64 // bytes whose claims are believed
+	Size            int64 // bytes; the newest file may end with prepared zeros
+	Proven          int64 // claims of records below are believed
 	Newest          bool  // of its log
 	HeaderErr       error // the header is damaged
 	Table           *index.FileInfo
@@ -108,7 +108,7 @@ func TakeSnapshot(fsys vfs.FS, dir string) (*Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", dir, err)
 	}
-	s := &Snapshot{Dir: dir, real: fsys, frozen: &frozenFS{FS: fsys, sizes: map[string]map[string]int64{}}}
+	s := &Snapshot{Dir: dir, real: fsys, frozen: &frozenFS{FS: fsys, sizes: sizesOf{}}}
 	s.FS = s.frozen
 	s.loadIdentity(infos)
 	s.loadFooter()
@@ -138,7 +138,11 @@ func TakeSnapshot(fsys vfs.FS, dir string) (*Snapshot, error) {
 }
 
 // sizesOf are the files of every log directory, by directory and name.
-type sizesOf map[string]map[string]int64
+type sizesOf map[string]map[string]fileAt
+
+// fileAt is a file at a moment. end is where its last byte is that is not a
+// zero, of the newest segment file of a log; of others it is the size.
+type fileAt struct{ size, end int64 }
 
 func sortedDirs(m sizesOf) []string {
 	dirs := make([]string, 0, len(m))
@@ -191,15 +195,51 @@ func (s *Snapshot) list() (sizesOf, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", dir, err)
 		}
-		files := map[string]int64{}
+		files, newest := map[string]fileAt{}, ""
 		for _, f := range names {
-			if !f.Dir {
-				files[f.Name] = f.Size
+			if f.Dir {
+				continue
 			}
+			files[f.Name] = fileAt{f.Size, f.Size}
+			if _, ok := segment.ParseFileName(f.Name); ok {
+				newest = f.Name // they are sorted
+			}
+		}
+		if newest != "" {
+			end, err := dataEnd(s.real, path.Join(dir, newest), files[newest].size)
+			if err != nil && !Vanished(err) {
+				return nil, err
+			}
+			files[newest] = fileAt{files[newest].size, end}
 		}
 		out[dir] = files
 	}
 	return out, nil
+}
+
+// dataEnd is where the last byte of a file is that is not a zero: behind it
+// there may be space that was prepared for the next records.
+func dataEnd(fsys vfs.FS, name string, size int64) (int64, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() // only read
+	var buf [16 << 10]byte
+	for end := size; end > 0; {
+		b := buf[:min(end, int64(len(buf)))]
+		n, err := f.ReadAt(b, end-int64(len(b)))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return 0, fmt.Errorf("read %s: %w", name, err)
+		}
+		for i := n - 1; i >= 0; i-- {
+			if b[i] != 0 {
+				return end - int64(len(b)) + int64(i) + 1, nil
+			}
+		}
+		end -= int64(len(b))
+	}
+	return 0, nil
 }
 
 // Changed reports whether the logs are not what they were at the snapshot any
@@ -263,7 +303,7 @@ func (s *Snapshot) loadState() {
 // openFiles is how many files of logs and tables a snapshot keeps open.
 const openFiles = 64
 
-func (s *Snapshot) openLog(dir string, before map[string]int64) *SnapshotLog {
+func (s *Snapshot) openLog(dir string, before map[string]fileAt) *SnapshotLog {
 	id, _ := raftlog.ParseLogDirName(path.Base(dir))
 	l := &SnapshotLog{ID: id, Dir: dir}
 	log, err := segment.Open(segment.Options{FS: s.FS, Dir: dir, ID: id, Files: s.frozen.files()})
@@ -275,7 +315,7 @@ func (s *Snapshot) openLog(dir string, before map[string]int64) *SnapshotLog {
 	segments := log.Segments()
 	for i, f := range segments {
 		l.Files = append(l.Files, SnapshotFile{
-			Seq: f.Seq, Generation: f.Generation, Size: f.Size, Proven: min(f.Size, before[segment.FileName(f.Seq)]),
+			Seq: f.Seq, Generation: f.Generation, Size: f.Size, Proven: before[segment.FileName(f.Seq)].end,
 			Newest: i == len(segments)-1, HeaderErr: f.Err,
 		})
 	}
@@ -297,9 +337,7 @@ func (s *Snapshot) openIndex(l *SnapshotLog) error {
 		return err
 	}
 	all := ix.Files() // also of files that are shorter now than their table says
-	if _, err := ix.Reconcile(ids); err != nil {
-		return err
-	}
+	ix.Reconcile(ids)
 	l.Index, l.TableErrs = ix, ix.Problems()
 	for _, t := range ix.Files() {
 		if f := l.File(t.Seq); f != nil {
@@ -334,8 +372,6 @@ func (s *Snapshot) ClaimedEnds() map[uint64]LogEnd {
 }
 
 // frozenFS reads a directory as it was at the snapshot and changes nothing.
-// Removing succeeds without doing anything: a boot tidies up, and what it
-// would have removed does not count anyway.
 type frozenFS struct {
 	vfs.FS
 	sizes  sizesOf
@@ -367,17 +403,17 @@ func (f *frozenFS) List(dir string) ([]vfs.Info, error) {
 		return f.FS.List(dir)
 	}
 	out := make([]vfs.Info, 0, len(sizes))
-	for name, size := range sizes {
-		out = append(out, vfs.Info{Name: name, Size: size})
+	for name, at := range sizes {
+		out = append(out, vfs.Info{Name: name, Size: at.size})
 	}
 	slices.SortFunc(out, func(a, b vfs.Info) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
-func (f *frozenFS) Remove(string) error                    { return nil }
-func (f *frozenFS) RemoveAll(string) error                 { return nil }
-func (f *frozenFS) SyncDir(string) error                   { return nil }
-func (f *frozenFS) SyncAll(string) error                   { return nil }
+func (f *frozenFS) Remove(string) error                    { return ErrReadOnly }
+func (f *frozenFS) RemoveAll(string) error                 { return ErrReadOnly }
+func (f *frozenFS) SyncDir(string) error                   { return ErrReadOnly }
+func (f *frozenFS) SyncAll(string) error                   { return ErrReadOnly }
 func (f *frozenFS) MkdirAll(string) error                  { return ErrReadOnly }
 func (f *frozenFS) Rename(string, string) error            { return ErrReadOnly }
 func (f *frozenFS) Create(string) (vfs.File, error)        { return nil, ErrReadOnly }
@@ -393,7 +429,7 @@ func (f *frozenFS) cutAt(dir string, seq uint64, pos int64) {
 		case n > seq || n == seq && pos <= segment.HeaderSize:
 			delete(f.sizes[dir], name)
 		case n == seq:
-			f.sizes[dir][name] = pos
+			f.sizes[dir][name] = fileAt{pos, pos}
 		}
 	}
 }

@@ -287,7 +287,11 @@ func TestDamagedSegments(t *testing.T) {
 				m := base.Clone()
 				do(t, m)
 				v := agree(t, m)
-				out := want(t, 1, m, "verify", "data", "--json")
+				status := 1
+				if newest(t, base, name) && v.Refused == nil && v.Cut == 0 {
+					status = 0 // what is missing or added are zeros that were prepared
+				}
+				out := want(t, status, m, "verify", "data", "--json")
 				if v.Refused != nil && !strings.Contains(out, `"start":"refuses"`) {
 					t.Errorf("a start refuses (%v):\n%s", v.Refused, out)
 				}
@@ -300,6 +304,13 @@ func TestDamagedSegments(t *testing.T) {
 			})
 		}
 	}
+}
+
+// newest reports whether a file is the newest of its log.
+func newest(t testing.TB, m *vfs.Mem, name string) bool {
+	t.Helper()
+	all := allFiles(t, m, path.Dir(name))
+	return slices.IndexFunc(all, func(f string) bool { return strings.HasSuffix(f, ".seg") && f > name }) < 0
 }
 
 // rename puts a file in the place of another log's.

@@ -56,11 +56,11 @@ func (t *tool) filters() (f filters, err error) {
 	if f.partition, err = strconv.ParseUint(t.opt.Partition, 10, 64); err == nil {
 		return f, nil
 	}
-	s, err := t.snapshot()
+	s, v, err := t.judged()
 	if err != nil {
 		return f, err
 	}
-	found, err := t.findPartitions(s, t.opt.Partition)
+	found, err := t.findPartitions(s, &v, t.opt.Partition)
 	if err != nil {
 		return f, err
 	}

@@ -16,11 +16,10 @@ func (t *tool) entry(args []string) (bool, error) {
 	if err != nil || n == 0 {
 		return false, fmt.Errorf("%w: %q is not the number of an entry", errUsage, args[0])
 	}
-	s, err := t.snapshot()
+	s, v, err := t.judged()
 	if err != nil {
 		return false, err
 	}
-	v := s.Check()
 	found, bad := false, true
 	err = s.Walk(recovery.Walk{
 		Skip: func(_ *recovery.SnapshotLog, f *recovery.SnapshotFile) bool {

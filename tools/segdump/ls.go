@@ -118,6 +118,7 @@ func (t *tool) fixedFiles(s *recovery.Snapshot) (lines []fileLine) {
 		held = "held: a broker runs"
 	}
 	add("LOCK", "lock", 0, held)
+	add("RESERVE", "reserve", 0, "released by a start on a full volume")
 	add("raft/state", "state", 1, or(s.StateErr, fmt.Sprintf("term %d vote %d voters %v cut %d", s.State.Term, s.State.Vote, s.State.Conf.Voters, s.State.Cut)))
 	files, err := rowsFiles(s)
 	if err != nil {
@@ -325,7 +326,14 @@ func (t *tool) segmentLine(s *recovery.Snapshot, l *recovery.SnapshotLog, f *rec
 			}
 			return nil
 		},
-		Gap: func(segment.Gap) error { gaps++; return nil },
+		Gap: func(g segment.Gap) error {
+			if g.Zeros && f.Newest {
+				line.Note = fmt.Sprintf("%d bytes prepared", g.End-g.Pos)
+				return nil
+			}
+			gaps++
+			return nil
+		},
 	})
 	if err != nil && !errors.Is(err, segment.ErrCorrupt) && !recovery.Vanished(err) {
 		return line, err
@@ -336,7 +344,7 @@ func (t *tool) segmentLine(s *recovery.Snapshot, l *recovery.SnapshotLog, f *rec
 	if live.known || s.FooterErr == nil {
 		line.Live = int64(retained)
 	}
-	if gaps > 0 && line.Note == "" {
+	if gaps > 0 {
 		line.Note = fmt.Sprintf("%d places without a record: see verify", gaps)
 	}
 	return line, nil

@@ -169,3 +169,21 @@ func (t *tool) snapshot() (*recovery.Snapshot, error) {
 	}
 	return s, nil
 }
+
+// judged is a snapshot and what a start would do with it. It is taken again
+// when files went away under the judge.
+func (t *tool) judged() (*recovery.Snapshot, recovery.Verdict, error) {
+	for i := 0; ; i++ {
+		s, err := t.snapshot()
+		if err != nil {
+			return nil, recovery.Verdict{}, err
+		}
+		v := s.Check()
+		if !recovery.Vanished(v.Refused) || i == 5 {
+			return s, v, nil
+		}
+		if changed, err := s.Changed(); err != nil || !changed {
+			return s, v, err
+		}
+	}
+}

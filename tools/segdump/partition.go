@@ -17,15 +17,14 @@ import (
 // partition shows what a start would know of a partition, and where its
 // appends are.
 func (t *tool) partition(args []string) (bool, error) {
-	s, err := t.snapshot()
+	s, v, err := t.judged()
 	if err != nil {
 		return false, err
 	}
-	found, err := t.findPartitions(s, args[0])
+	found, err := t.findPartitions(s, &v, args[0])
 	if err != nil {
 		return false, err
 	}
-	v := s.Check()
 	for _, p := range found {
 		if err := t.onePartition(s, &v, p); err != nil {
 			return false, err
@@ -239,11 +238,13 @@ func (t *tool) appends(s *recovery.Snapshot, v *recovery.Verdict, ref partitionR
 				return t.showAppend(l, f, pos, &r, v)
 			},
 			Gap: func(g segment.Gap) error {
-				t.out.textf("  %s %s", t.short(l.Path(f)), gapText(&g))
+				if !g.Zeros {
+					t.out.textf("  %s %s", t.short(l.Path(f)), gapText(&g))
+				}
 				return nil
 			},
 		})
-		if err != nil && !(recovery.Vanished(err) && s.Moving) {
+		if err != nil && !recovery.Vanished(err) {
 			return errors.Join(fmt.Errorf("read %s", l.Path(f)), err)
 		}
 	}

@@ -331,13 +331,16 @@ func (g *salvager) writeLogs() (err error) {
 	next := g.first
 	err = g.s.Walk(recovery.Walk{
 		Gap: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, b segment.Gap) error {
-			if b.Zeros {
-				return nil
+			if b.Zeros && f.Newest {
+				return nil // space that was prepared
 			}
 			return g.lose("unreadable", 0, l.Path(f), b.Pos, fmt.Sprintf("%s: expected %s, found %s", b.What, b.Expected, b.Found),
 				fmt.Sprintf("%d bytes are not copied", b.End-b.Pos))
 		},
 		Unread: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) error {
+			if g.t.movedOn(l, f, err) {
+				return nil
+			}
 			return g.lose("unreadable", 0, l.Path(f), -1, err.Error(), "nothing of this file is copied")
 		},
 		Entry: func(e *recovery.EntryAt) error {

@@ -141,7 +141,7 @@ type partitionRef struct {
 
 // findPartitions looks for QUEUE/NAME; with slashes in names there may be
 // several. No match is an error.
-func (t *tool) findPartitions(s *recovery.Snapshot, text string) ([]partitionRef, error) {
+func (t *tool) findPartitions(s *recovery.Snapshot, v *recovery.Verdict, text string) ([]partitionRef, error) {
 	if !strings.Contains(text, "/") {
 		return nil, fmt.Errorf("%w: %q is not QUEUE/NAME", errUsage, text)
 	}
@@ -180,8 +180,7 @@ func (t *tool) findPartitions(s *recovery.Snapshot, text string) ([]partitionRef
 			}
 		}
 	}}
-	v := s.Check()
-	if err := t.through(s, &v, sink); err != nil {
+	if err := t.through(s, v, sink); err != nil {
 		return nil, err
 	}
 	var found []partitionRef

@@ -78,12 +78,12 @@ type verifier struct {
 
 // verify checks everything and goes on after an error.
 func (t *tool) verify(_ []string) (findings bool, err error) {
-	s, err := t.snapshot()
+	s, verdict, err := t.judged()
 	if err != nil {
 		return false, err
 	}
 	v := &verifier{t: t, s: s, inUse: t.inUse(t.dir) || s.Moving, have: contents{}, ends: s.ClaimedEnds(), rows: map[string]int{}, counts: map[string]int{}, records: map[string]int{}}
-	v.v = s.Check()
+	v.v = verdict
 	v.parts()
 	v.checkpoint()
 	if err := v.logs(); err != nil {
@@ -244,7 +244,8 @@ func (v *verifier) logs() error {
 		},
 		Unread: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) error {
 			v.have.of(l.ID, f.Seq).bad = true
-			if v.freedMeanwhile(l, f, err) {
+			if v.t.movedOn(l, f, err) {
+				v.inUse = true
 				return nil
 			}
 			v.damaged(err, v.effectOn(f))
@@ -257,16 +258,14 @@ func (v *verifier) logs() error {
 	})
 }
 
-// freedMeanwhile reports whether a file was there at the snapshot and is not
-// any more: somebody else removed it.
-func (v *verifier) freedMeanwhile(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) bool {
-	if !errors.Is(err, fs.ErrNotExist) {
+// movedOn reports whether a file was removed since the snapshot, or has given
+// back space that was prepared: somebody writes.
+func (t *tool) movedOn(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) bool {
+	if !recovery.Vanished(err) {
 		return false
 	}
-	_, serr := v.t.fs.Stat(l.Path(f))
-	gone := errors.Is(serr, fs.ErrNotExist)
-	v.inUse = v.inUse || gone
-	return gone
+	info, serr := t.fs.Stat(l.Path(f))
+	return errors.Is(serr, fs.ErrNotExist) || serr == nil && f.Newest && info.Size < f.Size
 }
 
 // reclaimed are the logs that do not hold everything any more that was
@@ -297,6 +296,9 @@ func (v *verifier) gap(l *recovery.SnapshotLog, f *recovery.SnapshotFile, g segm
 	out := finding{Class: classDamage, File: l.Path(f), Pos: g.Pos, What: g.What, Expected: g.Expected, Found: g.Found, Effect: v.effectOn(f)}
 	end := v.ends[l.ID]
 	below := f.Seq < end.Seq || f.Seq == end.Seq && g.Pos < end.Pos
+	if g.Zeros && f.Newest && !below {
+		return // space that was prepared
+	}
 	if f.Newest && !below && v.v.Stopped > v.v.Proven {
 		out.Class, out.Effect = classTorn, fmt.Sprintf("a start cuts it: nothing above entry %d is proven durable", v.v.Proven)
 		v.later = append(v.later, out)
