@@ -35,6 +35,11 @@ type Boot struct {
 	Extra func(*Store) []byte
 }
 
+// Close gives back what the boot holds, for who does not start a group on it.
+func (b *Boot) Close() error {
+	return errors.Join(b.Store.Close(), b.Rows.Close(), b.Lock.Close())
+}
+
 // Group is one raft node with its log, its loop and its state machine.
 //
 // Start starts these goroutines, and Stop ends them all: the loop, the log
@@ -69,9 +74,26 @@ type Group struct {
 
 // Start runs a group on what the boot found. The caller stops it.
 func Start(cfg Config, b Boot) (*Group, error) {
+	g, w, err := newGroup(cfg, b)
+	if err != nil {
+		return nil, err
+	}
+	g.writer = startWriter(w, &g.cfg, &g.stats, g.written, g.fatal)
+	g.rows = startRows(b.Rows, g.footerExtra, g.post, g.fatal)
+	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
+	g.prep = startPreparers(g.cfg.Prepare)
+	g.begin()
+	g.in.signal()
+	go g.loop()
+	return g, nil
+}
+
+// newGroup makes a group that nothing drives yet: core and log writer on what
+// the boot found.
+func newGroup(cfg Config, b Boot) (*Group, *logWriter, error) {
 	cfg = cfg.WithDefaults()
 	if err := cfg.validate(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	g := &Group{cfg: cfg, store: b.Store, boot: b, drained: make(chan struct{})}
 	g.in, g.wake = newInbox(), cfg.Clock.NewTimer()
@@ -82,7 +104,7 @@ func Start(cfg Config, b Boot) (*Group, error) {
 		ents: b.Unapplied, footer: b.Footer.From,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start the group: %w", err)
+		return nil, nil, fmt.Errorf("start the group: %w", err)
 	}
 	g.core = c
 	g.core.now = cfg.Clock.Now()
@@ -95,20 +117,21 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	b.Store.newest.Store(newest)
 	unsealed, _ := b.Store.bytes()
 	b.Store.unsealed.Store(unsealed)
-	w := &logWriter{store: b.Store, stateDir: StateDir(cfg.Dir), state: b.State, last: b.Last, durable: b.Last}
 	g.stats.durable.Store(b.Last)
-	g.writer = startWriter(w, &g.cfg, &g.stats, g.written, g.fatal)
-	g.rows = startRows(b.Rows, func() []byte { return b.Extra(b.Store) }, g.post, g.fatal)
-	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
-	g.prep = startPreparers(cfg.Prepare)
-	if b.State.Conf.OnlyVoter(cfg.NodeID) {
-		c.campaign()
-	}
-	g.stats.publish(c)
-	g.in.signal()
-	go g.loop()
-	return g, nil
+	w := &logWriter{store: b.Store, stateDir: StateDir(cfg.Dir), state: b.State, last: b.Last, durable: b.Last}
+	return g, w, nil
 }
+
+// begin is the first thing that a group does: the only voter asks for its
+// election at once.
+func (g *Group) begin() {
+	if g.boot.State.Conf.OnlyVoter(g.cfg.NodeID) {
+		g.core.campaign()
+	}
+	g.stats.publish(g.core)
+}
+
+func (g *Group) footerExtra() []byte { return g.boot.Extra(g.store) }
 
 // corePorts joins the core to the goroutines around it.
 func (g *Group) corePorts() ports {

@@ -32,9 +32,14 @@ type rowsRequest struct {
 const rowsQueue = maxRowBacklog/batchOverhead + 16
 
 func startRows(rows *index.Rows, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
+	l := newRows(rows, extra, post, fatal)
+	go l.run()
+	return l
+}
+
+func newRows(rows *index.Rows, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
 	l := &rowsLoop{rows: rows, extra: extra, post: post, fatal: fatal, in: make(chan rowsRequest, rowsQueue), done: make(chan struct{})}
 	l.half.Store(rows.NeedsCompaction())
-	go l.run()
 	return l
 }
 

@@ -39,10 +39,14 @@ type sealer struct {
 }
 
 func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
-	l := &sealer{store: s, cfg: cfg, submit: submit, post: post, fatal: fatal, waiting: true,
-		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	l := newSealer(s, cfg, submit, post, fatal)
 	go l.run()
 	return l
+}
+
+func newSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
+	return &sealer{store: s, cfg: cfg, submit: submit, post: post, fatal: fatal, waiting: true,
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 }
 
 func (l *sealer) kick() {

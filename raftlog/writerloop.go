@@ -105,7 +105,18 @@ func (l *writerLoop) run() {
 
 // do writes a batch, syncs what it touched once, and reports it.
 func (l *writerLoop) do(batch []writerRequest) (stop func(error), err error) {
-	entries := 0
+	entries, stop, err := l.write(batch)
+	if err == nil {
+		err = l.sync(entries)
+	}
+	if err == nil {
+		l.report(batch)
+	}
+	return stop, err
+}
+
+// write hands a batch to the files and counts its entries.
+func (l *writerLoop) write(batch []writerRequest) (entries int, stop func(error), err error) {
 	for i := range batch {
 		r := &batch[i]
 		switch {
@@ -122,12 +133,14 @@ func (l *writerLoop) do(batch []writerRequest) (stop func(error), err error) {
 			stop = r.stop
 		}
 		if err != nil {
-			return stop, err
+			return entries, stop, err
 		}
 	}
-	if err := l.sync(entries); err != nil {
-		return stop, err
-	}
+	return entries, stop, nil
+}
+
+// report tells the loop that a batch is durable.
+func (l *writerLoop) report(batch []writerRequest) {
 	var e event
 	for i := range batch {
 		switch r := &batch[i]; {
@@ -141,7 +154,6 @@ func (l *writerLoop) do(batch []writerRequest) (stop func(error), err error) {
 		l.post(e)
 		crashpoint.Hit("write.reported")
 	}
-	return stop, nil
 }
 
 // sync makes everything written so far durable: nothing when no log was

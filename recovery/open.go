@@ -46,6 +46,21 @@ const checkpointDir = "checkpoint"
 // from a crash. It returns an error that wraps ErrInUse, ErrNewerFormat or
 // ErrRefused when it must not start, and changes nothing then.
 func Open(cfg Config) (*raftlog.Group, Report, error) {
+	found, report, err := Recover(cfg)
+	if err != nil {
+		return nil, report, err
+	}
+	g, err := raftlog.Start(cfg.Group, found)
+	if err != nil {
+		return nil, report, errors.Join(err, found.Close())
+	}
+	return g, report, nil
+}
+
+// Recover is everything of Open but the start of the group: the directory is
+// locked, judged, cut where it has to be, and replayed into the machine.
+// Whoever does not start a group on the result closes it.
+func Recover(cfg Config) (raftlog.Boot, Report, error) {
 	cfg.Group = cfg.Group.WithDefaults()
 	if cfg.Random == nil {
 		cfg.Random = rand.Reader
@@ -53,21 +68,21 @@ func Open(cfg Config) (*raftlog.Group, Report, error) {
 	begun := cfg.Group.Clock.Now()
 	lock, err := takeLock(&cfg)
 	if err != nil {
-		return nil, Report{}, err
+		return raftlog.Boot{}, Report{}, err
 	}
 	b := &boot{cfg: &cfg, fs: cfg.Group.FS, dir: cfg.Group.Dir}
-	g, err := b.open(lock)
+	found, err := b.open(lock)
 	if err != nil {
 		if left := errors.Join(b.abandon(), lock.Close()); left != nil {
 			cfg.Group.Logger.Warn("after the start failed, not all could be closed", slog.Any("err", left))
 		}
-		return nil, b.report, err
+		return raftlog.Boot{}, b.report, err
 	}
 	b.report.Took = time.Duration(cfg.Group.Clock.Now().Mono - begun.Mono)
 	cfg.Group.Logger.Info("data directory open", slog.String("dir", b.dir), slog.String("cluster", b.report.Identity.Cluster),
 		slog.Uint64("from", b.report.From), slog.Uint64("last", b.report.Last), slog.Int("replayed", b.report.Replayed),
 		slog.Uint64("cut", b.report.Cut), slog.Duration("took", b.report.Took))
-	return g, b.report, nil
+	return found, b.report, nil
 }
 
 func takeLock(cfg *Config) (io.Closer, error) {
@@ -121,57 +136,57 @@ func (b *boot) abandon() error {
 }
 
 // open is the story of a start.
-func (b *boot) open(lock io.Closer) (*raftlog.Group, error) {
+func (b *boot) open(lock io.Closer) (none raftlog.Boot, err error) {
 	id, err := ensureIdentity(b.cfg)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	b.report.Identity = id
 	if err := b.releaseReserve(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := b.loadState(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if b.store, err = raftlog.OpenStore(b.storeOptions()); err != nil {
-		return nil, b.storeError(err)
+		return none, b.storeError(err)
 	}
 	crashpoint.Hit("boot.opened")
 	if err := b.reconcile(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := b.finishCut(); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := b.loadRows(); err != nil {
-		return nil, err
+		return none, err
 	}
 	crashpoint.Hit("boot.rows.loaded")
 	img, err := b.read()
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	crashpoint.Hit("boot.read")
 	if err := b.judge(img); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := b.cut(img); err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := b.makeDurable(); err != nil {
-		return nil, err
+		return none, err
 	}
 	crashpoint.Hit("boot.durable")
 	if err := b.cfg.Group.Machine.Ready(b.store.SealedOnly()); err != nil {
-		return nil, fmt.Errorf("build the state: %w", err)
+		return none, fmt.Errorf("build the state: %w", err)
 	}
 	b.report.From, b.report.To, b.report.Last, b.report.Replayed = b.footer.From, b.footer.To, img.last, img.replays
-	return raftlog.Start(b.cfg.Group, raftlog.Boot{
+	return raftlog.Boot{
 		Store: b.store, Rows: b.rows, State: b.state, Footer: img.footer,
 		Terms: img.terms, Last: img.last, Applied: img.applied, Commit: img.committed(), Unapplied: img.pending,
 		Replayed: img.replays, Lock: lock,
 		Extra: func(s *raftlog.Store) []byte { return encodeClaims(s.Claims()) },
-	})
+	}, nil
 }
 
 func (b *boot) storeOptions() raftlog.StoreOptions {
