@@ -38,7 +38,7 @@ type PartitionDepth struct {
 }
 
 // DeadLetterInfo is one dead letter. Its content is a message as package entry
-// encodes it: Content, or when that is nil the value ContentID in the log of
+// encodes it: Content, or when that is empty the value ContentID in the log of
 // ContentQueue.
 type DeadLetterInfo struct {
 	ID               [16]byte
