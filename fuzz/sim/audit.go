@@ -48,7 +48,7 @@ func (b *book) readAll(n *node, id uint64, p *part) error {
 		return nil
 	}
 	next := uint64(0)
-	if len(p.ids) > auditTail && b.w.rng.IntN(4) > 0 {
+	if len(p.ids) > auditTail && b.w.rng.IntN(8) > 0 {
 		next = uint64(len(p.ids) - auditTail) // the older ones were read before
 	}
 	err := n.step.Reader().ReadMessages(p.queue, id, next, 1<<62, func(offset uint64, _ int64, m *entry.Message) error {
@@ -70,9 +70,9 @@ func (b *book) readAll(n *node, id uint64, p *part) error {
 	return nil
 }
 
-// auditTail is how many messages of a partition every boot reads; one in four
-// reads all.
-const auditTail = 200
+// auditTail is how many messages of a partition every boot reads; one in
+// eight reads all.
+const auditTail = 40
 
 func (b *book) auditTimers(s *fsm.State) {
 	if n := s.Counts().Timers; n != len(b.timers) {

@@ -153,11 +153,14 @@ func (b *book) booted(n *node) {
 	if b.time != at {
 		b.w.fail("the boot ends with an entry of %d, which was never planned; the newest planned one that survived is of %d", at, b.time)
 	}
-	if d := n.machine.Digest(); at != 0 && d != b.digest {
+	if d := n.machine.Digest(); b.digest != 0 && d != b.digest {
 		b.w.fail("the boot makes a state of digest %016x of the entries up to %d; it was %016x when they were planned", d, at, b.digest)
 	}
 	if b.clean && b.time != survived {
 		b.w.fail("after a clean stop at %d the boot ends at %d", survived, b.time)
+	}
+	if b.digest != 0 {
+		b.w.totals.Digests++
 	}
 	b.clean = false
 	b.audit(n)
@@ -170,7 +173,7 @@ func (b *book) stopped(n *node) {
 			b.w.fail("the stop is over, and the entry of %d is unanswered", pl.time)
 		}
 	}
-	if d := n.machine.Digest(); b.time != 0 && d != b.digest {
+	if d := n.machine.Digest(); b.digest != 0 && d != b.digest {
 		b.w.fail("the stopped state has digest %016x, that of the newest entry (%d) was %016x", d, b.time, b.digest)
 	}
 }

@@ -50,6 +50,14 @@ func (c *chaos) plan() {
 	c.nextAt = c.w.totals.Commands + 1 + c.w.rng.IntN(2*per)
 }
 
+// near reports whether a process may end soon: only then a plan's digest is
+// computed, which costs more than all the rest of it.
+func (c *chaos) near() bool {
+	return c.armed != nil || c.faulted != "" || c.w.totals.Commands+digestAhead >= c.nextAt || c.w.load.draining
+}
+
+const digestAhead = 12
+
 func (c *chaos) keep() float64 {
 	switch c.w.rng.IntN(4) {
 	case 0:

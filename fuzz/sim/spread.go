@@ -124,6 +124,7 @@ func (t *totals) add(o totals) {
 	t.FailedBoots += o.FailedBoots
 	t.Replayed += o.Replayed
 	t.Cuts += o.Cuts
+	t.Digests += o.Digests
 	t.Entries += o.Entries
 	t.Messages += o.Messages
 	t.Checkpoints += o.Checkpoints

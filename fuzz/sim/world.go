@@ -55,7 +55,7 @@ type goal struct {
 type totals struct {
 	Commands, Answered, Lost                    int
 	Kills, PowerCuts, Faults, CleanStops, Boots int
-	FailedBoots, Replayed, Cuts                 int
+	FailedBoots, Replayed, Cuts, Digests        int
 	Entries, Messages, Checkpoints              int
 	Syncs                                       uint64
 	SimSeconds                                  int64
