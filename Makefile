@@ -10,7 +10,7 @@ BENCH_JSON ?= bench.jsonl
 ROUNDS     ?= 100
 CALLS      ?= 100000
 
-.PHONY: build segdump run demo test unit race lint fuzz-short model bench examples crash crash-short deadlock clean
+.PHONY: build segdump run demo test unit race lint fuzz-short sim sim-bugs model bench examples crash crash-short deadlock clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -49,6 +49,17 @@ fuzz-short:
 # model drives the planner and a model of it side by side: a million random calls.
 model:
 	$(GO) test ./fsm -run 'TestModel$$' -rapid.checks=10000 -rapid.seed=$(or $(SEED),1) -timeout 3h
+
+# sim runs SEEDS seeds of the simulator, on all cores: the broker's core on a
+# simulated disk and clock, with crashes and faults, checked against its whole
+# history. sim-bugs shows that it finds bugs that are planted for it.
+SEEDS ?= 1000
+sim:
+	$(GO) build -o bin/sim ./fuzz/sim
+	bin/sim -seeds $(SEEDS) -seed $(or $(SEED),1)
+
+sim-bugs:
+	@GO="$(GO)" ./tools/sim-bugs.sh
 
 examples: build
 	./examples/run.sh

@@ -6,6 +6,7 @@ import (
 	"path"
 
 	"queen/internal/crashpoint"
+	"queen/internal/plant"
 	"queen/internal/vfs"
 )
 
@@ -28,6 +29,8 @@ const (
 type Rows struct {
 	fs  vfs.FS
 	dir string
+	// slack of NeedsCompaction; 0: the default.
+	slack int64
 
 	cur      rowsFile // the file with the newest footer; seq 0: none
 	file     vfs.File // open for writing; nil before the first Begin
@@ -92,13 +95,21 @@ func (r *Rows) Size() int64 { return r.cur.end }
 // then rewritten for nothing, but each time after it has doubled. A volume that
 // has no room for two full sets has to do without.
 func (r *Rows) NeedsCompaction() bool {
-	return r.cur.seq == 0 || r.cur.end > 2*r.cur.base+compactSlack && r.roomFor(2*r.cur.end)
+	slack := r.slack
+	if slack == 0 {
+		slack = compactSlack
+	}
+	return r.cur.seq == 0 || r.cur.end > 2*r.cur.base+slack && r.roomFor(2*r.cur.end)
 }
 
 func (r *Rows) roomFor(bytes int64) bool {
 	u, err := r.fs.Usage(r.dir)
 	return err != nil || u.Free >= uint64(bytes)
 }
+
+// SetCompactSlack sets how many bytes a file may have beyond twice the full set
+// before it is rewritten; 0: 4 MiB.
+func (r *Rows) SetCompactSlack(bytes int64) { r.slack = bytes }
 
 // Sync makes the checkpoint that OpenRows found durable. After a kill its
 // footer may be in the page cache only, so a boot calls this before anything is
@@ -271,8 +282,10 @@ func (r *Rows) Finish(f Footer) error {
 	if r.cap == nil {
 		return errors.New("rows: Finish outside of a checkpoint")
 	}
-	if err := r.sync(); err != nil {
-		return err
+	if !plant.Is(plant.FooterBeforeRows) {
+		if err := r.sync(); err != nil {
+			return err
+		}
 	}
 	c := r.cap
 	if c.full {

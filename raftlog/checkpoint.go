@@ -3,6 +3,8 @@ package raftlog
 import (
 	"log/slog"
 	"time"
+
+	"queen/internal/plant"
 )
 
 // checkpoint is the progress of the rows' checkpoint (architecture, section 6;
@@ -82,7 +84,7 @@ func (c *core) checkpointStep(busy bool) (again bool) {
 			return true
 		}
 	}
-	if k.phase == ckptWaiting && c.applied >= k.next.To {
+	if k.phase == ckptWaiting && (c.applied >= k.next.To || plant.Is(plant.FooterTooEarly)) {
 		if c.log.term(k.next.To) != k.next.ToTerm {
 			c.dropCheckpoint("its last entry was overruled")
 			return false

@@ -50,6 +50,7 @@ type Config struct {
 	OpenFiles          int           // files kept open: logs and side tables; 512
 	CheckpointBytes    int64         // log bytes after which a checkpoint is taken; 128 MiB
 	CheckpointInterval time.Duration // age at which changes are checkpointed; 60 s
+	CompactSlack       int64         // bytes of dead rows beside as many as are alive before the checkpoint is rewritten; 4 MiB
 	TickInterval       time.Duration // raft's tick; 100 ms
 	MaxInFlight        int           // entries planned ahead of commit; 2
 	MaxInFlightBytes   int64         // bytes of them; 8 MiB, exceeded by one entry at most

@@ -113,6 +113,7 @@ func newGroup(cfg Config, b Boot) (*Group, *logWriter, error) {
 		g.core.ckpt.bytes = 1 // what was replayed is worth a checkpoint
 	}
 	b.Store.SetApplied(b.Applied)
+	b.Rows.SetCompactSlack(cfg.CompactSlack)
 	newest, _ := b.Store.timesOf()
 	b.Store.newest.Store(newest)
 	unsealed, _ := b.Store.bytes()

@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"queen/internal/entry"
+	"queen/internal/plant"
 	"queen/raftlog"
 )
 
@@ -90,6 +91,8 @@ func (m *image) run() error {
 			if err := m.remember(index); err != nil {
 				return err
 			}
+		case index != m.last+1 && plant.Is(plant.ReplayPastHole):
+			m.last = index - 1
 		case index != m.last+1:
 			m.stopAt(m.last+1, "no record of it in any log", place{})
 		default:
@@ -185,7 +188,9 @@ func (m *image) entry(index uint64) error {
 		c.cutAt = start // until the entry turns out to be complete
 		m.moved(c)
 	}
-	if missing := a.missing(); missing != "" {
+	if missing := a.missing(); missing != "" && plant.Is(plant.ReplayPastHole) {
+		return nil
+	} else if missing != "" {
 		m.stopAt(index, missing, a.where())
 		return nil
 	}

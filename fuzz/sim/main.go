@@ -7,6 +7,8 @@ import (
 	"os"
 	"runtime"
 	"time"
+
+	"queen/internal/plant"
 )
 
 func main() {
@@ -18,16 +20,20 @@ func main() {
 		minutes  = flag.Int64("minutes", 10, "simulated minutes of a seed, at least")
 		procs    = flag.Int("procs", runtime.NumCPU(), "processes that run seeds side by side")
 		step     = flag.Uint64("step", 1, "difference between one seed and the next")
+		first    = flag.Bool("first", false, "end at the first seed that fails")
 		verbose  = flag.Bool("v", false, "print what happens")
 		worker   = flag.Bool("worker", false, "print one line of JSON for each seed (used by the command itself)")
 	)
 	flag.Parse()
+	if bug := plant.Planted(); bug != "" && !*worker {
+		fmt.Printf("this build carries the bug %s\n", bug)
+	}
 	g := goal{*commands, *breaks, *minutes}
 	if *worker {
-		os.Exit(work(os.Stdout, *seed, *seeds, *step, g))
+		os.Exit(work(os.Stdout, *seed, *seeds, *step, *first, g))
 	}
 	if *seeds > 1 {
-		os.Exit(spread(*seed, *seeds, *procs, g))
+		os.Exit(spread(*seed, *seeds, *procs, *first, g))
 	}
 	var log io.Writer
 	if *verbose {

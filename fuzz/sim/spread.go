@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,7 +24,7 @@ type outcome struct {
 }
 
 // work runs seeds one after the other and prints their outcomes.
-func work(out io.Writer, seed, seeds, step uint64, g goal) int {
+func work(out io.Writer, seed, seeds, step uint64, first bool, g goal) int {
 	enc := json.NewEncoder(out)
 	for i := range seeds {
 		s := seed + i*step
@@ -35,13 +36,18 @@ func work(out io.Writer, seed, seeds, step uint64, g goal) int {
 		if err := enc.Encode(o); err != nil {
 			return 1
 		}
+		if first && r.err != nil {
+			break
+		}
 	}
 	return 0
 }
 
 // spread runs seeds in several processes: raft's randomness is the process's, so
 // one process runs one seed at a time. It returns the exit code.
-func spread(seed, seeds uint64, procs int, g goal) int {
+func spread(seed, seeds uint64, procs int, first bool, g goal) int {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sim:", err)
@@ -54,7 +60,7 @@ func spread(seed, seeds uint64, procs int, g goal) int {
 	broken := make([]error, n)
 	for i := range n {
 		wg.Go(func() {
-			broken[i] = child(self, seed+i, (seeds-i+n-1)/n, n, g, outcomes)
+			broken[i] = child(ctx, self, seed+i, (seeds-i+n-1)/n, n, first, g, outcomes)
 		})
 	}
 	go func() { wg.Wait(); close(outcomes) }()
@@ -67,6 +73,10 @@ func spread(seed, seeds uint64, procs int, g goal) int {
 		if o.Err != "" {
 			failed++
 			fmt.Println(failure(o.Seed, g, errViolation(o.Err)))
+			if first {
+				fmt.Printf("found by seed %d, after %d seeds and %s\n", o.Seed, seen, time.Since(begun).Round(time.Millisecond))
+				return 1
+			}
 		}
 		if seen%100 == 0 {
 			fmt.Printf("%d of %d seeds, %d failed, %s\n", seen, seeds, failed, time.Since(begun).Round(time.Second))
@@ -87,8 +97,8 @@ func spread(seed, seeds uint64, procs int, g goal) int {
 	return 0
 }
 
-func child(self string, seed, seeds, step uint64, g goal, out chan<- outcome) error {
-	cmd := exec.Command(self, "-worker", "-seed", strconv.FormatUint(seed, 10), "-seeds", strconv.FormatUint(seeds, 10),
+func child(ctx context.Context, self string, seed, seeds, step uint64, first bool, g goal, out chan<- outcome) error {
+	cmd := exec.CommandContext(ctx, self, "-worker", "-first="+strconv.FormatBool(first), "-seed", strconv.FormatUint(seed, 10), "-seeds", strconv.FormatUint(seeds, 10),
 		"-step", strconv.FormatUint(step, 10), "-commands", strconv.Itoa(g.commands), "-breaks", strconv.Itoa(g.disruptions),
 		"-minutes", strconv.FormatInt(g.minutes, 10))
 	cmd.Stderr = os.Stderr

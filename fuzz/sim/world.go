@@ -91,6 +91,7 @@ func drawSettings(rng *rand.Rand) settings {
 			OpenFiles:          choose(rng, 8, 16, 64, 512),
 			CheckpointBytes:    choose[int64](rng, 4<<10, 32<<10, 128<<10, 1<<20),
 			CheckpointInterval: time.Duration(choose(rng, 1, 5, 30)) * time.Second,
+			CompactSlack:       choose[int64](rng, 1, 16<<10, 1<<20),
 			MaxInFlight:        choose(rng, 1, 2, 2, 4),
 			MaxCycleCalls:      choose(rng, 2, 16, 4096),
 		},
@@ -196,7 +197,7 @@ func (w *world) tickle() {
 		w.boot()
 		return
 	}
-	if w.chaos.strike() {
+	if w.rng.IntN(8) == 0 && w.chaos.strike() {
 		return
 	}
 	w.act(true)

@@ -1,0 +1,32 @@
+// Package plant lets a build carry one known bug, so that the tools which look
+// for such bugs can show that they find it. A build without the tag "bug" has
+// none of them, and nothing of this package is left in it. With the tag the bug
+// is chosen when the program is linked:
+//
+//	go build -tags bug -ldflags "-X queen/internal/plant.name=replay-past-hole"
+package plant
+
+// Bug is the name of a planted bug.
+type Bug string
+
+// The bugs, each with what it breaks.
+const (
+	// AnswerBeforeSync: calls are answered when their entry is written, not when
+	// it is durable (I3).
+	AnswerBeforeSync Bug = "answer-before-sync"
+	// SkipOneSync: of several logs that an entry touches one is not synced (I3).
+	SkipOneSync Bug = "skip-one-sync"
+	// IgnoreCopyCount: a boot takes an entry of which copies are missing (I1).
+	IgnoreCopyCount Bug = "ignore-copy-count"
+	// ReplayPastHole: a boot goes on behind an entry that is not there (I1).
+	ReplayPastHole Bug = "replay-past-hole"
+	// FooterBeforeRows: a checkpoint's footer may be durable before its rows (F5).
+	FooterBeforeRows Bug = "footer-before-rows"
+	// FooterTooEarly: a footer is written before its last entry is durable (F5).
+	FooterTooEarly Bug = "footer-too-early"
+	// ForgetCutMark: a cut that is interrupted is not finished by the next boot (F3).
+	ForgetCutMark Bug = "forget-cut-mark"
+)
+
+// Bugs lists all of them.
+var Bugs = []Bug{AnswerBeforeSync, SkipOneSync, IgnoreCopyCount, ReplayPastHole, FooterBeforeRows, FooterTooEarly, ForgetCutMark}
