@@ -197,17 +197,20 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 // machines that applied the same entries have the same digest.
 func (m *Machine) Digest() uint64 {
 	sum := xxhash.Sum64(m.s.encodeMeta([]byte{rowMeta}))
-	var buf []byte
+	var buf, row []byte
 	add := func(key, value []byte) {
 		buf = putString(buf[:0], key)
-		sum += xxhash.Sum64(append(buf, value...))
+		buf = append(buf, value...)
+		sum += xxhash.Sum64(buf)
 	}
 	m.s.walk(&rowWalk{}, 1<<62, func(o rowObject) {
 		if !o.alive() {
 			return
 		}
-		key := o.appendKey(nil)
-		add(key, o.encode(nil))
+		row = o.appendKey(row[:0])
+		n := len(row)
+		row = o.encode(row)
+		add(row[:n], row[n:])
 		if c, ok := o.(*cursor); ok {
 			c.chunkRows(add)
 		}

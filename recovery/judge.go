@@ -9,7 +9,6 @@ import (
 	"queen/index"
 	"queen/internal/crashpoint"
 	"queen/internal/entry"
-	"queen/internal/plant"
 	"queen/raftlog"
 	"queen/segment"
 )
@@ -245,9 +244,6 @@ func (b *boot) cut(m *image) error {
 func (b *boot) cutMarked(index uint64, plan []place) error {
 	dir := raftlog.StateDir(b.dir)
 	b.state.Cut = index
-	if plant.Is(plant.ForgetCutMark) {
-		b.state.Cut = 0
-	}
 	if err := raftlog.SaveState(b.fs, dir, &b.state); err != nil {
 		return err
 	}

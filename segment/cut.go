@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+
+	"queen/internal/plant"
 )
 
 // RemovedSuffix ends the name of a log directory that is being removed. What
@@ -106,6 +108,9 @@ func (l *Log) removeFileLocked(seq uint64) error {
 	l.view.Lock()
 	l.view.segments = slices.DeleteFunc(l.view.segments, func(s SegmentInfo) bool { return s.Seq == seq })
 	l.view.Unlock()
+	if plant.Is(plant.CutNotDurable) {
+		return nil
+	}
 	if err := l.o.FS.SyncDir(l.o.Dir); err != nil {
 		return l.failLocked("fsync directory", err)
 	}
@@ -138,6 +143,9 @@ func (l *Log) cutFileLocked(seq uint64, pos, size int64, newest bool) error {
 		}
 	}
 	l.publishLocked()
+	if plant.Is(plant.CutNotDurable) {
+		l.unsynced = false
+	}
 	if err := l.syncLocked(); err != nil {
 		return err
 	}

@@ -24,9 +24,9 @@ const (
 	FooterBeforeRows Bug = "footer-before-rows"
 	// FooterTooEarly: a footer is written before its last entry is durable (F5).
 	FooterTooEarly Bug = "footer-too-early"
-	// ForgetCutMark: a cut that is interrupted is not finished by the next boot (F3).
-	ForgetCutMark Bug = "forget-cut-mark"
+	// CutNotDurable: what a boot has cut can be back after a power cut (F3).
+	CutNotDurable Bug = "cut-not-durable"
 )
 
 // Bugs lists all of them.
-var Bugs = []Bug{AnswerBeforeSync, SkipOneSync, IgnoreCopyCount, ReplayPastHole, FooterBeforeRows, FooterTooEarly, ForgetCutMark}
+var Bugs = []Bug{AnswerBeforeSync, SkipOneSync, IgnoreCopyCount, ReplayPastHole, FooterBeforeRows, FooterTooEarly, CutNotDurable}
