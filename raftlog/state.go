@@ -124,6 +124,9 @@ func decodeState(name string, b []byte) (State, error) {
 		*f = binary.LittleEndian.Uint64(rest)
 		rest = rest[8:]
 	}
+	if rest[0] > 1 {
+		return damaged("auto leave expected 0 or 1, found %d", rest[0])
+	}
 	s.Conf.AutoLeave = rest[0] == 1
 	rest = rest[1:]
 	for _, ids := range []*[]uint64{&s.Conf.Voters, &s.Conf.Learners, &s.Conf.VotersOutgoing, &s.Conf.LearnersNext} {
