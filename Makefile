@@ -10,7 +10,7 @@ BENCH_JSON ?= bench.jsonl
 ROUNDS     ?= 100
 CALLS      ?= 100000
 
-.PHONY: build segdump run demo test unit race lint fuzz-short sim sim-bugs model bench examples crash crash-short deadlock clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model bench examples crash crash-short deadlock clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -45,6 +45,10 @@ lint:
 # "context deadline exceeded", which is the fuzzing engine's own and no finding.
 fuzz-short:
 	@GO="$(GO)" FUZZTIME="$(FUZZTIME)" ./tools/fuzz-short.sh
+
+# fuzz runs every target for FUZZTIME each: make fuzz FUZZTIME=10m.
+fuzz: FUZZTIME = 10m
+fuzz: fuzz-short
 
 # model drives the planner and a model of it side by side: a million random calls.
 model:

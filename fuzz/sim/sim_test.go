@@ -8,8 +8,13 @@ import (
 // short is what a seed runs in tests.
 var short = goal{commands: 1500, disruptions: 20, minutes: 2}
 
+// TestSeeds is a bounded part of make sim.
 func TestSeeds(t *testing.T) {
-	for seed := range uint64(12) {
+	seeds := uint64(4)
+	if testing.Short() {
+		seeds = 2
+	}
+	for seed := range seeds {
 		r := run(seed, short, nil)
 		if r.err != nil {
 			t.Fatal(failure(seed, short, r.err))
@@ -28,6 +33,46 @@ func TestOneSeedRunsTwice(t *testing.T) {
 	}
 	if c := run(4, short, nil); c.hash == a.hash {
 		t.Errorf("two seeds have the trace %016x", a.hash)
+	}
+}
+
+// The book must notice what it is there for: see tools/sim-bugs.sh for bugs of the
+// broker; these are answers that are wrong.
+func TestTheBookRefuses(t *testing.T) {
+	for name, wrong := range map[string]func(*world){
+		"a lost key": func(w *world) {
+			for _, id := range sortedKeys(w.book.kv.rows) {
+				delete(w.book.kv.rows, id)
+			}
+		},
+		"a lost message": func(w *world) {
+			p := w.book.parts[sortedKeys(w.book.parts)[0]]
+			p.ids = p.ids[:len(p.ids)-1]
+		},
+		"a lost timer": func(w *world) { clear(w.book.timers) },
+		"a moved cursor": func(w *world) {
+			for _, c := range w.book.cursors {
+				c.floor++
+			}
+		},
+		"a lease given twice": func(w *world) {
+			for _, c := range w.book.cursors {
+				if c.lease != nil {
+					c.lease.expires += 3_600_000_000
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := runWith(1, goal{600, 3, 1}, nil, func(w *world) {
+				if w.totals.Commands == 400 && w.node != nil && len(w.book.plans) == 0 {
+					wrong(w)
+				}
+			})
+			if r.err == nil {
+				t.Error("nothing was noticed")
+			}
+		})
 	}
 }
 

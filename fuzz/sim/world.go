@@ -164,7 +164,12 @@ type result struct {
 }
 
 // run runs a seed to its end.
-func run(seed uint64, g goal, verbose io.Writer) (r result) {
+func run(seed uint64, g goal, verbose io.Writer) result {
+	return runWith(seed, g, verbose, func(*world) {})
+}
+
+// runWith is run with a look at the world before everything that happens.
+func runWith(seed uint64, g goal, verbose io.Writer, look func(*world)) (r result) {
 	restore := seedRaft(seed)
 	defer restore()
 	w := newWorld(seed, g, verbose)
@@ -179,6 +184,7 @@ func run(seed uint64, g goal, verbose io.Writer) (r result) {
 		}
 	}()
 	for !w.reached() {
+		look(w)
 		w.tickle()
 	}
 	w.drain()
