@@ -47,7 +47,6 @@ type message struct {
 	part, offset     uint64 // where it is stored
 	stored           bool
 	timer            *timer
-	size             int
 }
 
 type part struct {

@@ -27,7 +27,6 @@ type plan struct {
 	queues  map[string]uint64 // ids by name after it, of the queues that may be deleted
 	cmds    []*command        // answered by it, in the order of planning
 	done    bool
-	err     error
 	answer  func(error)
 }
 

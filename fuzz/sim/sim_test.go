@@ -64,7 +64,7 @@ func TestTheBookRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := runWith(1, goal{600, 3, 1}, nil, func(w *world) {
+			r := runWith(1, goal{commands: 600, disruptions: 3, minutes: 1}, nil, func(w *world) {
 				if w.totals.Commands == 400 && w.node != nil && len(w.book.plans) == 0 {
 					wrong(w)
 				}
@@ -78,6 +78,6 @@ func TestTheBookRefuses(t *testing.T) {
 
 func BenchmarkSeed(b *testing.B) {
 	for i := range b.N {
-		run(uint64(2+i), goal{10_000, 20, 10}, nil)
+		run(uint64(2+i), goal{commands: 10_000, disruptions: 20, minutes: 10}, nil)
 	}
 }

@@ -100,7 +100,7 @@ func spread(seed, seeds uint64, procs int, first bool, g goal) int {
 func child(ctx context.Context, self string, seed, seeds, step uint64, first bool, g goal, out chan<- outcome) error {
 	cmd := exec.CommandContext(ctx, self, "-worker", "-first="+strconv.FormatBool(first), "-seed", strconv.FormatUint(seed, 10), "-seeds", strconv.FormatUint(seeds, 10),
 		"-step", strconv.FormatUint(step, 10), "-commands", strconv.Itoa(g.commands), "-breaks", strconv.Itoa(g.disruptions),
-		"-minutes", strconv.FormatInt(g.minutes, 10))
+		"-minutes", strconv.FormatInt(g.minutes, 10), "-same-kernel="+strconv.FormatBool(g.sameKernel))
 	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	pipe, err := cmd.StdoutPipe()

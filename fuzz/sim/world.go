@@ -49,6 +49,7 @@ type world struct {
 type goal struct {
 	commands, disruptions int
 	minutes               int64
+	sameKernel            bool // the machine survives a failed sync
 }
 
 // totals count what a run did.
@@ -173,6 +174,7 @@ func runWith(seed uint64, g goal, verbose io.Writer, look func(*world)) (r resul
 	restore := seedRaft(seed)
 	defer restore()
 	w := newWorld(seed, g, verbose)
+	w.logf("%s", w.describe())
 	defer func() {
 		r.totals, r.hash = w.totals, w.trace.Sum64()
 		switch v := recover().(type) {
