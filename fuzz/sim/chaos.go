@@ -50,13 +50,15 @@ func (c *chaos) plan() {
 	c.nextAt = c.w.totals.Commands + 1 + c.w.rng.IntN(2*per)
 }
 
-// near reports whether a process may end soon: only then a plan's digest is
-// computed, which costs more than all the rest of it.
+// near reports whether the digest of the state is computed for the next plan,
+// which costs more than all the rest of it: when the process is about to end, and
+// for some plans while a trap is set, which may take long to spring.
 func (c *chaos) near() bool {
-	return c.armed != nil || c.faulted != "" || c.w.totals.Commands+digestAhead >= c.nextAt || c.w.load.draining
+	soon := c.faulted != "" || c.w.totals.Commands+digestAhead >= c.nextAt || c.w.load.draining
+	return soon || c.armed != nil && c.w.totals.Entries%4 == 0
 }
 
-const digestAhead = 12
+const digestAhead = 8
 
 func (c *chaos) keep() float64 {
 	switch c.w.rng.IntN(4) {
