@@ -9,8 +9,9 @@ GOFILES     = $(shell find . -name '*.go' -not -path './queen-data/*')
 BENCH_JSON ?= bench.jsonl
 ROUNDS     ?= 100
 CALLS      ?= 100000
+CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model bench examples crash crash-short deadlock clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model bench examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -80,6 +81,17 @@ crash-short: build
 	$(GO) run ./tools/crash kill -rounds 10
 	$(GO) run ./tools/crash deadlock -calls 10000
 
+# powercut runs the whole broker on a disk in memory, CUTS power cuts, and then
+# fails every call, fills the disk and damages every kind of file. A failure
+# prints how to run its seed again.
+powercut:
+	$(GO) test ./tools/powercut -run 'TestPowerCuts$$' -v -cuts=$(CUTS) -seed=$(or $(SEED),1) -timeout 6h
+	$(GO) test ./tools/powercut -skip 'TestPowerCuts$$' -all -timeout 6h
+
+# limits runs a broker with 1,024 descriptors, 5,000 queues and 1,000 idle clients.
+limits: build
+	$(GO) run ./tools/limits
+
 # bench measures what the README promises: about 15 minutes and 15 GB of disk.
 bench: build
 	$(GO) build -o bin/bench ./tools/bench
@@ -94,4 +106,4 @@ bench: build
 	bin/bench retained -json $(BENCH_JSON)
 
 clean:
-	rm -rf bin bench-data
+	rm -rf bin bench-data crash-data limits-data
