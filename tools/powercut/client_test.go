@@ -76,6 +76,7 @@ type client struct {
 	versions map[string]int64          // of its keys, as answered; absent: not known
 	pending  map[string]*history.Timer // by key
 	pushed   []*history.Push           // answered ones, to be sent again
+	lost     []*history.Push           // of a call without an answer, to be sent again after the restart
 	scratch  scratch
 }
 
@@ -149,6 +150,9 @@ func (c *client) run(n int) error {
 }
 
 func (c *client) call() error {
+	if len(c.lost) > 0 {
+		return c.resend()
+	}
 	calls := []func() error{c.push, c.push, c.push, c.again, c.pop, c.pop, c.pop, c.pop, c.put, c.put, c.drop, c.incr, c.schedule, c.schedule,
 		c.cancel, c.useScratch, c.useScratch}
 	return pick(c.rng, calls...)()
@@ -180,6 +184,9 @@ func (c *client) push() error {
 	pushes, items := c.messages(1+c.rng.IntN(5), nil)
 	got, err := c.api.Push(c.dead, items...)
 	return c.settle(err, func(f history.Fate) error {
+		if f == history.Unknown {
+			c.lost = pushes
+		}
 		for i, p := range pushes {
 			if p.Fate = f; f != history.Answered {
 				continue
@@ -191,6 +198,38 @@ func (c *client) push() error {
 			c.pushed = append(c.pushed, p)
 		}
 		c.b.messages.Add(pushes...)
+		return nil
+	})
+}
+
+// resend sends messages again of which it is known by now whether they are there
+// (B10): those that are not are stored, the others are duplicates.
+func (c *client) resend() error {
+	lost := c.lost
+	var items []api.Item
+	for _, p := range lost {
+		queue, partition, _ := strings.Cut(p.Stream, "/")
+		items = append(items, api.Item{Queue: queue, Partition: partition, TransactionID: p.ID, Payload: c.payload(p.ID)})
+	}
+	got, err := c.api.Push(c.dead, items...)
+	return c.settle(err, func(f history.Fate) error {
+		if f == history.Answered {
+			c.lost = nil
+		}
+		for i, p := range lost {
+			switch {
+			case f == history.Answered && p.Seen() && (got[i].Status != "duplicate" || got[i].Offset != p.Offset):
+				return fmt.Errorf("push %s, which is at offset %d: %s at %d when sent again", p.ID, p.Offset, got[i].Status, got[i].Offset)
+			case f == history.Answered && !p.Seen() && got[i].Status != "queued":
+				return fmt.Errorf("push %s, which is not there: %s when sent again", p.ID, got[i].Status)
+			case p.Seen():
+				continue
+			case f == history.Answered:
+				p.Offset = got[i].Offset
+			}
+			p.Fate = f
+			c.b.messages.Add(p)
+		}
 		return nil
 	})
 }

@@ -124,6 +124,31 @@ func readBehind(n *node, writes int) error {
 	return nil
 }
 
+// B10: ids of a refused transaction stay free.
+func TestB10RefusedIdsStayFree(t *testing.T) {
+	onOne(t, func(n *node) error {
+		item := api.Item{Queue: "q", TransactionID: "t", Payload: 1}
+		zero := int64(0)
+		if _, err := n.KV(n.dead, api.KVOp{Op: "put", NS: "n", Key: "k", Value: 1, TTLSeconds: keep}); err != nil {
+			return err
+		}
+		v, err := n.Transact(n.dead, api.Transaction{
+			Operations: []api.Operation{{Type: "push", Items: []api.Item{item}}},
+			KV:         []api.KVOp{{Op: "put", NS: "n", Key: "k", Value: 2, TTLSeconds: keep, Expect: &zero, Required: true}},
+		})
+		if err != nil || v.Success {
+			return fmt.Errorf("%+v %w", v, err)
+		}
+		for _, want := range []string{"queued", "duplicate"} {
+			got, err := n.Push(n.dead, item)
+			if err != nil || got[0].Status != want || got[0].Offset != 0 {
+				return fmt.Errorf("%+v, expected %s: %w", got, want, err)
+			}
+		}
+		return nil
+	})
+}
+
 // B31: of conditional writes that expect one version one wins.
 func TestB31OneWinnerForEachVersion(t *testing.T) {
 	const writers, each = 16, 20
