@@ -41,7 +41,7 @@ type Server struct {
 	idCount   atomic.Uint64
 	stopping  atomic.Bool
 	sick      atomic.Pointer[string] // why /health is not well; nil: it is
-	abandoned sync.WaitGroup
+	abandoned outstanding
 	givenUp   chan struct{} // closed when abandoned calls are waited for no longer
 	stopWatch context.CancelFunc
 	watching  sync.WaitGroup
@@ -173,22 +173,18 @@ func (s *Server) releaseParked(quit <-chan struct{}) {
 
 // Close ends what New started, waiting for calls that were abandoned until ctx
 // ends. The engine has to be stopped before, so that their outcomes come; one
-// that failed decides nothing any more. Close is called once.
+// that failed decides nothing any more, and then they are given up. Close is
+// called once.
 func (s *Server) Close(ctx context.Context) error {
 	s.stopWatch()
 	s.watching.Wait()
 	s.packer.close()
-	done := make(chan struct{})
-	go func() {
-		s.abandoned.Wait()
-		close(done)
-	}()
+	idle := s.abandoned.idle()
+	defer close(s.givenUp) // for those that come later
 	select {
-	case <-done:
+	case <-idle:
 		return nil
 	case <-ctx.Done():
-		close(s.givenUp)
-		<-done
 		return fmt.Errorf("calls whose clients left are still undecided: %w", ctx.Err())
 	}
 }

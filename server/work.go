@@ -190,9 +190,9 @@ func (s *Server) run(w *work, body any, size int, d time.Duration, gone <-chan s
 // back (nobody can receive them).
 func (s *Server) abandon(w *work) {
 	w.call.Gone.Store(true)
-	s.abandoned.Add(1)
+	s.abandoned.add()
 	go func() {
-		defer s.abandoned.Done()
+		defer s.abandoned.done()
 		var err error
 		select {
 		case err = <-w.done:
@@ -255,9 +255,9 @@ func (s *Server) handBackLater(c claims) {
 	if len(c.list) == 0 {
 		return
 	}
-	s.abandoned.Add(1)
+	s.abandoned.add()
 	go func() {
-		defer s.abandoned.Done()
+		defer s.abandoned.done()
 		s.handBack(c)
 	}()
 }

@@ -193,7 +193,7 @@ func TestEveryKindOfFileDamaged(t *testing.T) {
 				t.Errorf("the directory has no file of kind %q", kind)
 				continue
 			}
-			some := slices.Compact([]string{files[0], files[len(files)/2]})
+			some := files[len(files)/2 : len(files)/2+1]
 			if *flagAll {
 				some = files
 			}

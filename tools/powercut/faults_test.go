@@ -73,15 +73,16 @@ type failure struct {
 
 // arm makes the n-th call of the kind fail on fs.
 func (f *failure) arm(fs *vfs.Mem, nth int) {
+	var calls atomic.Int64
+	fs.FailNth(f.op, nth, errDisk)
 	fs.SetHook(func(op vfs.Op, name string) error {
 		if op == f.op || op == vfs.OpWrite && f.op == vfs.OpShortWrite {
-			if nth--; nth == 0 {
+			if calls.Add(1) == int64(nth) {
 				f.file.Store(&name)
 			}
 		}
 		return nil
 	})
-	fs.FailNth(f.op, nth, errDisk)
 }
 
 // run loads a broker, kills it, and lets it start, work and stop on a disk that
