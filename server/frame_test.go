@@ -195,6 +195,22 @@ func TestDiskWaterMarks(t *testing.T) {
 			t.Errorf("at %v%%: full %v, want %v (%v)", step.used, d.full.Load(), step.full, err)
 		}
 	}
+	inUse, gone := false, false
+	d.reserve = func(u vfs.Usage, roomy bool) (full, spent bool) {
+		if roomy != (used < 80) {
+			t.Errorf("at %v%%: roomy is %v", used, roomy)
+		}
+		return inUse, gone
+	}
+	for _, step := range []struct {
+		used              float64
+		inUse, gone, full bool
+	}{{50, false, false, false}, {50, true, false, true}, {99, true, true, true}, {50, false, false, false}} {
+		used, inUse, gone = step.used, step.inUse, step.gone
+		if err := d.look(); err != nil || d.full.Load() != step.full || d.spent.Load() != gone {
+			t.Errorf("%+v: full %v, spent %v (%v)", step, d.full.Load(), d.spent.Load(), err)
+		}
+	}
 }
 
 func TestStorageFull(t *testing.T) {
@@ -222,6 +238,35 @@ func TestStorageFull(t *testing.T) {
 		rec := ask(s, c.method, c.target, c.body)
 		expect(t, rec, c.status)
 		if c.status == 507 && !strings.Contains(rec.Body.String(), `"code":"storage_full"`) {
+			t.Errorf("%s: %s", c.target, rec.Body)
+		}
+	}
+}
+
+// TestNoRoom: with the reserve used up, what has to write is refused too, health
+// says why, and reads go on.
+func TestNoRoom(t *testing.T) {
+	s := newTestServer(t, &fakeEngine{}, nil)
+	s.disk.full.Store(true)
+	s.disk.spent.Store(true)
+	for _, c := range []struct {
+		method, target, body string
+		status               int
+	}{
+		{"POST", "/api/v1/push", `{"items":[{"queue":"q","payload":1}]}`, 507},
+		{"POST", "/api/v1/ack", `{"transactionId":"t","partitionId":"1"}`, 503},
+		{"POST", "/api/v1/ack/batch", `{"acknowledgments":[{"transactionId":"t","partitionId":"1"}]}`, 503},
+		{"POST", "/api/v1/transaction", `{"operations":[{"type":"ack","transactionId":"t","partitionId":"1"}]}`, 503},
+		{"POST", "/api/v1/lease/019a2f40-6c11-7aa0-9d52-3b7e90c1f204/extend", ``, 503},
+		{"GET", "/api/v1/pop/queue/q", ``, 503},
+		{"GET", "/api/v1/pop/queue/q/partition/p", ``, 503},
+		{"GET", "/health", ``, 503},
+		{"POST", "/api/v1/kv", `[{"op":"get","ns":"a","key":"b"}]`, 200},
+		{"DELETE", "/api/v1/kv/a/b", ``, 200},
+	} {
+		rec := ask(s, c.method, c.target, c.body)
+		expect(t, rec, c.status)
+		if c.status == 503 && !strings.Contains(rec.Body.String(), "reserve") {
 			t.Errorf("%s: %s", c.target, rec.Body)
 		}
 	}

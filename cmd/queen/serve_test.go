@@ -178,6 +178,15 @@ func waitFor(t *testing.T, done func() bool) {
 	}
 }
 
+// TestFatalIsOneLine: whatever the error is made of.
+func TestFatalIsOneLine(t *testing.T) {
+	var out bytes.Buffer
+	printFatal(&out, errors.Join(errors.New("a write failed"), errors.New("and a close")))
+	if want := "FATAL: a write failed; and a close\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 // TestSecondBrokerIsRefused: two processes never share a directory.
 func TestSecondBrokerIsRefused(t *testing.T) {
 	dir := t.TempDir()

@@ -58,10 +58,10 @@ func TestB15EveryFailureEndsTheBroker(t *testing.T) {
 
 // nextPlace takes all of the first places, and then ever fewer.
 func nextPlace(n int) int {
-	if *flagAll || n < 4 {
+	if *flagAll || n < 3 {
 		return n + 1
 	}
-	return n + 1 + n/2
+	return 2 * n
 }
 
 // failure is a run in which one call fails.

@@ -146,7 +146,7 @@ func noise(seed uint64, n int) string {
 // broker ends; it starts again on the full volume, everything answered is there,
 // and the groups can read and ack all of it.
 func TestB64OutOfSpace(t *testing.T) {
-	ended, places := 0, 60
+	ended, places := 0, 30
 	if *flagAll {
 		places = 1000
 	}
