@@ -426,7 +426,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 		c.retries = 0
 	}
 	if charged {
-		c.retries++
+		c.retries = countUp(c.retries)
 	}
 	if hadBackoff {
 		delay = max(delay, c.backoff())

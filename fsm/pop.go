@@ -334,7 +334,7 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 		m.refresh(c)
 		return false
 	}
-	c.attempt++
+	c.attempt = countUp(c.attempt)
 	if c.firstTry != first || c.attempt < 1 {
 		c.attempt, c.firstTry = 1, first
 	}

@@ -1,6 +1,8 @@
 package fsm
 
 import (
+	"math"
+
 	"queen/index"
 
 	"github.com/tidwall/btree"
@@ -117,6 +119,15 @@ type cursor struct {
 	row        bool  // has a row; a cursor without one is derived (a sweep found it)
 	dirty      bool
 	inReady    bool
+}
+
+// countUp counts deliveries and failures. A consumer that hands a batch back at
+// once, for weeks, reaches the end of the type: there the count stays (B68).
+func countUp(n int32) int32 {
+	if n == math.MaxInt32 {
+		return n
+	}
+	return n + 1
 }
 
 // settledSets are offsets above committed that are settled: all of them, and

@@ -199,12 +199,13 @@ func (f *failure) suffer(fs *vfs.Mem) (told, err error) {
 		}
 		time.Sleep(2 * time.Second) // what is done later is done: a pad, a seal, a checkpoint
 	}
-	if n.dead.Err() == nil {
-		told = n.stop()
-	}
 	if cause := context.Cause(n.dead); cause != nil {
 		defer n.gone()
 		return cause, f.probe(n)
+	}
+	told = n.stop()
+	if cause := context.Cause(n.dead); cause != nil {
+		told = cause
 	}
 	n.die(errors.New("stopped"))
 	return told, nil
