@@ -22,6 +22,7 @@ func (m *Machine) build() {
 	s.queueOrder.Clear()
 	s.dead = nil
 	m.wakes, m.expiries, m.due, m.leases = nil, nil, nil, nil
+	m.ret = retention{}
 	m.now = s.time
 	for _, id := range sortedIDs(s.queues) {
 		q := s.queues[id]
@@ -99,7 +100,7 @@ func (m *Machine) buildQueue(q *queue) {
 	})
 	for _, p := range q.parts {
 		q.byName[p.name] = p
-		p.letters, p.delay = 0, nil
+		p.letters, p.delay, p.oldest = 0, nil, 0
 		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
 		for _, c := range p.cursors {
 			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx = nil, nil, false, 0, -1

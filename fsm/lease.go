@@ -110,6 +110,7 @@ func (m *Machine) takeBack(c *cursor, cl *Claim) {
 		old.settled.Ranges(func(lo, hi uint64) bool { return add(0, lo, hi) })
 		old.other.Ranges(func(lo, hi uint64) bool { return add(1, lo, hi) })
 	}
+	m.passStart(c) // retention has taken a part of it meanwhile
 }
 
 func (m *Machine) planExtend(e *Extend, tenant string) verdict {

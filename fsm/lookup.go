@@ -28,6 +28,7 @@ const (
 	needTime                        // first offset at or after a time
 	needTimes                       // append times from an offset on
 	needValue
+	needRetire // first offset at or after a time, and when it was appended
 )
 
 // need is one look-up of a call, and its result once done.
@@ -44,7 +45,7 @@ type need struct {
 	since int64
 	done  bool
 
-	at    uint64 // needTime
+	at    uint64 // needTime, needRetire
 	hits  []hit
 	data  []byte
 	found bool
@@ -142,6 +143,13 @@ func (n *need) resolve(l Lookups, times AppendTimes) (err error) {
 		return err
 	case needTimes:
 		return times(n.queue, n.partition, n.offset, 256, func(first uint64, count uint32, t int64) {
+			n.runs = append(n.runs, appendRun{first, count, t})
+		})
+	case needRetire:
+		if n.at, n.found, err = l.FindTime(n.queue, n.partition, n.time); err != nil || !n.found {
+			return err
+		}
+		return times(n.queue, n.partition, n.at, 1, func(first uint64, count uint32, t int64) {
 			n.runs = append(n.runs, appendRun{first, count, t})
 		})
 	case needValue:

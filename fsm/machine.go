@@ -25,6 +25,12 @@ type Config struct {
 	KVSweepEvery          int64            // microseconds; 1 s
 	KVSweepLimit          int              // rows a pass; 512
 	KVReadBytes           int              // value bytes that one call reads; 4 MiB
+	RetentionEvery        int64            // microseconds between two passes; 5 s
+	RetentionBatch        int              // partitions and rows a slice of a pass; 1,000
+	RetentionScan         int              // partitions a second; 50,000
+	TxnWindowMin          int64            // microseconds for which ids outlive their messages at least; 900 s
+	PartitionCleanup      int64            // microseconds without a write after which an empty partition goes; below 0: never; 30 days
+	CleanupEvery          int64            // microseconds between two looks for such partitions; 1 h
 }
 
 func (c *Config) defaults() {
@@ -54,6 +60,14 @@ func (c *Config) defaults() {
 	set64(&c.KVSweepEvery, 1_000_000)
 	set(&c.KVSweepLimit, 512)
 	set(&c.KVReadBytes, 4<<20)
+	set64(&c.RetentionEvery, 5_000_000)
+	set(&c.RetentionBatch, 1000)
+	set(&c.RetentionScan, 50_000)
+	set64(&c.TxnWindowMin, 900_000_000)
+	if c.PartitionCleanup == 0 {
+		c.PartitionCleanup = 30 * 86400 * 1_000_000
+	}
+	set64(&c.CleanupEvery, 3600_000_000)
 }
 
 // Machine plans calls on the state and applies entries to it. All methods
@@ -94,6 +108,8 @@ type Machine struct {
 	orphans   map[string][]*waiter // waiting pops of queues that were deleted
 	parkedN   int
 	released  bool // ReleaseParked came: nothing waits any more
+	ret       retention
+	removed   Removed
 
 	// Rows that changed since the last checkpoint.
 	dirty        []rowObject
@@ -190,6 +206,7 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	m.fireTimers()
 	m.sweepKeys()
 	m.sweepDead()
+	m.retain()
 	m.serve()
 	return m.finish()
 }
@@ -240,6 +257,8 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planDelivered(b)
 	case *fire:
 		return m.planFire(c, b)
+	case *retire:
+		return m.planRetire(c, b)
 	case *Configure:
 		return m.planConfigure(c.Tenant, b)
 	case *DeleteQueue:
@@ -312,6 +331,9 @@ func (m *Machine) nextWake() int64 {
 	}
 	if len(m.s.dead) > 0 {
 		at(m.now + 1)
+	}
+	if m.s.queueOrder.Len() > 0 && !m.ret.waiting {
+		at(max(m.ret.next, m.now+1))
 	}
 	return wake
 }

@@ -225,6 +225,9 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 	first := p.next
 	m.b.Append(p.q.id, p.id, first, m.now, len(messages), messages...)
 	previous := p.lastAppend
+	if p.start == p.next {
+		p.oldest = m.now
+	}
 	p.next, p.lastAppend = first+uint64(len(messages)), m.now
 	m.touch(p)
 	p.appended(first, m.now)

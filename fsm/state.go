@@ -71,6 +71,7 @@ type partition struct {
 	cursors    []*cursor
 	delay      *visibility // delayedProcessing only
 	letters    int32
+	oldest     int64 // no retained message was appended before; 0: not known, or there is none. Not part of the row
 	exists     bool
 	dirty      bool
 }
