@@ -168,7 +168,7 @@ func addRecord(c *index.FileContent, seq uint64, pos int64, body, txn []byte) ([
 	switch r.Kind {
 	case entry.KindValue:
 		c.AddValue(r.Value.ID, pos)
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		a := &r.Append
 		c.AddAppend(index.AppendRef{Seq: seq, Pos: pos, Partition: a.Partition, First: a.First, Count: a.Count, Time: a.Time})
 		err = eachMessage(a, 0, math.MaxUint64, func(offset uint64, m *entry.Message) error {

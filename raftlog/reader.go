@@ -61,7 +61,7 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 			if ref.First > to {
 				return nil
 			}
-			if err := r.readAppend(q, ref, queue, from, to, buf, fn); err != nil {
+			if err := r.readAppend(q, ref, queue, from, to, buf, withPayload, fn); err != nil {
 				return err
 			}
 			from = ref.First + uint64(ref.Count)
@@ -70,8 +70,15 @@ func (r *reader) ReadMessages(queue, partition, from, to uint64, fn func(offset 
 	return nil
 }
 
-// readAppend reads one append and calls fn for its messages in [from, to].
-func (r *reader) readAppend(q *QueueLog, ref index.AppendRef, queue, from, to uint64, buf *[]byte, fn func(uint64, int64, *entry.Message) error) error {
+// What a reader wants of messages: an id may be kept without its payload.
+const (
+	withPayload = false
+	idsToo      = true
+)
+
+// readAppend reads one append and calls fn for its messages in [from, to]; an append whose payloads are gone counts
+// only when ids are enough.
+func (r *reader) readAppend(q *QueueLog, ref index.AppendRef, queue, from, to uint64, buf *[]byte, ids bool, fn func(uint64, int64, *entry.Message) error) error {
 	a, err := r.cachedAppend(q, ref, queue, from, to, buf)
 	if err != nil {
 		again, found, ferr := q.find(ref.Partition, ref.First)
@@ -81,6 +88,9 @@ func (r *reader) readAppend(q *QueueLog, ref index.AppendRef, queue, from, to ui
 		if a, err = q.appendAt(again, queue, buf); err != nil {
 			return err
 		}
+	}
+	if a.IDsOnly && !ids {
+		return nil
 	}
 	return eachMessage(&a, from, to, func(offset uint64, m *entry.Message) error { return fn(offset, a.Time, m) })
 }
@@ -127,7 +137,7 @@ func (q *QueueLog) checkAppend(body []byte, ref index.AppendRef, queue uint64) (
 		return entry.Append{}, fmt.Errorf("log q%d file %d pos %d: %w", q.ID, ref.Seq, ref.Pos, err)
 	}
 	a := rec.Append
-	if rec.Kind != entry.KindAppend || !q.isAppend(&a, ref, queue) {
+	if rec.Kind != entry.KindAppend && rec.Kind != entry.KindIDs || !q.isAppend(&a, ref, queue) {
 		return a, fmt.Errorf("log q%d file %d pos %d: expected an append of queue %d partition %d at offset %d, found kind %d queue %d partition %d offset %d",
 			q.ID, ref.Seq, ref.Pos, queue, ref.Partition, ref.First, rec.Kind, a.Queue, a.Partition, a.First)
 	}
@@ -212,7 +222,7 @@ func (r *reader) FindTxn(queue, partition uint64, txn []byte, fn func(offset uin
 			return true // no longer kept
 		}
 		more := true
-		err = r.readAppend(q, ref, queue, offset, offset, buf, func(offset uint64, t int64, m *entry.Message) error {
+		err = r.readAppend(q, ref, queue, offset, offset, buf, idsToo, func(offset uint64, t int64, m *entry.Message) error {
 			if text = m.AppendTxn(text[:0]); bytes.Equal(text, txn) {
 				more = fn(offset, t, m.ID)
 			}

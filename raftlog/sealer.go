@@ -209,7 +209,7 @@ func (q *QueueLog) merge() error {
 func (q *QueueLog) txns(seq uint64, add func(hash, offset uint64)) error {
 	var txn []byte
 	_, err := q.Log.Scan(seq, 0, func(pos int64, body []byte) error {
-		if len(body) == 0 || entry.Kind(body[0]) != entry.KindAppend {
+		if k := entry.Kind(body[0]); k != entry.KindAppend && k != entry.KindIDs {
 			return nil
 		}
 		r, err := entry.ParseRecord(body)

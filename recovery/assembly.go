@@ -78,6 +78,9 @@ func (a *assembly) add(it *item) error {
 		p := a.copy(r.Value.Data)
 		p.ordinal, p.at, p.id, p.queue = r.Ordinal, it.at, r.Value.ID, r.Value.Queue
 		return a.addPart(&a.values, p, "value")
+	case entry.KindIDs:
+		return &RefuseError{File: it.at.file(), Pos: it.at.pos, Index: a.index, What: "messages without payloads above the checkpoint",
+			Expected: "an append record", Found: "an ids record"}
 	case entry.KindPad:
 		a.commit = max(a.commit, r.Commit)
 		return nil
@@ -213,7 +216,7 @@ type spot struct {
 func newSpot(it *item) spot {
 	s := spot{at: it.at, end: it.end, entry: it.rec.Index, kind: it.rec.Kind, known: it.known, carrier: it.at.q}
 	switch s.kind {
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		a := &it.rec.Append
 		s.ref = index.AppendRef{Seq: it.at.seq, Pos: it.at.pos, Partition: a.Partition, First: a.First, Count: a.Count, Time: a.Time}
 	case entry.KindValue:
@@ -225,7 +228,7 @@ func newSpot(it *item) spot {
 // note tells the store of the record; applied is how far the replay is.
 func (s *spot) note(applied uint64) {
 	t := int64(0)
-	if s.kind == entry.KindAppend {
+	if s.kind == entry.KindAppend || s.kind == entry.KindIDs {
 		t = s.ref.Time
 	}
 	s.carrier.Note(s.at.seq, s.entry, t, s.end, applied)
@@ -234,7 +237,7 @@ func (s *spot) note(applied uint64) {
 // index tells look-ups where the record is.
 func (s *spot) index() {
 	switch s.kind {
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		s.carrier.Index.AddAppend(s.ref)
 	case entry.KindValue:
 		s.carrier.Index.AddValue(s.value, s.at.seq, s.at.pos)

@@ -162,7 +162,7 @@ func (m *image) register(it *item, remember bool) error {
 		return nil
 	}
 	f.index()
-	if remember && it.rec.Kind == entry.KindAppend {
+	if remember && (it.rec.Kind == entry.KindAppend || it.rec.Kind == entry.KindIDs) {
 		if err := m.machine.Remember(it.rec.Append); err != nil {
 			return fmt.Errorf("%s: %w", it.at, err)
 		}

@@ -9,7 +9,7 @@
 //
 // # FORMAT
 //
-// Version 1. All numbers are little endian and unaligned.
+// Versions 1 and 2. All numbers are little endian and unaligned.
 //
 // A log is a directory of its own. Its segment files are named by a sequence
 // number, 20 digits and ".seg" (00000000000000000001.seg is the first), so
@@ -22,14 +22,20 @@
 //
 //	pos  size  field       meaning
 //	0    8     magic       "QUEENSEG"
-//	8    4     version     1
+//	8    4     version     1 for a file that was appended to, 2 for one that replaces others
 //	12   4     zero
 //	16   8     log id      of the log that the file belongs to
 //	24   8     seq         the number in the file's name, from 1
 //	32   8     generation  1 for a file that was appended to; a file that replaces
 //	                       another of the same seq has a higher one
-//	40   16    zero
+//	40   8     covers      version 2: the last file whose records were moved into this one, at
+//	                       least seq; version 1: zero
+//	48   8     zero
 //	56   8     xxhash64    seed 0, over bytes [0, 56); also the salt of the records
+//
+// Version 2 adds "covers". A build that only knows version 1 would take the files from seq+1 to covers, if a crash
+// left them, for parts of the log; they are garbage, and Open passes them over. A file that is being written to
+// replace others has the suffix ".tmp"; after a crash it is garbage too.
 //
 // The place of magic, version and checksum, and the size of the header, stay
 // the same in every version, so that any build can tell a newer file from a
@@ -57,7 +63,7 @@
 //	violation                                             result
 //	file shorter than 64 bytes, magic or header checksum  newest file: *TornError at pos 0 (an unfinished
 //	                                                      creation); other files: *CorruptError
-//	version above 1                                       error that wraps ErrNewerFormat
+//	version above 2                                       error that wraps ErrNewerFormat
 //	version 0, wrong log id or seq, non-zero reserve      *CorruptError, also in the newest file
 //	length 0 and only zeros up to the end                 clean end before them
 //	length 0 with other bytes after it, length above      newest file: *TornError with the position, which
@@ -90,7 +96,8 @@
 //   - Only the newest file can have a torn end. In all others every byte was
 //     durable before the next file existed.
 //   - A file that is not the newest never changes, except that Truncate may
-//     make it the newest and shorten it.
+//     make it the newest and shorten it, and that Rewrite replaces it whole: the new file is
+//     durable before the rename, and the rename before anything that it covers is removed.
 //   - Truncate removes files from the newest back, each removal durable before
 //     the next, so a crash in a cut leaves a log that ends early and has no hole.
 //

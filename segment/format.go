@@ -12,8 +12,10 @@ import (
 
 // Sizes and limits of the format. Frozen.
 const (
-	// Version is the file format that this build writes, and the newest it reads.
+	// Version is the format of the files that are appended to.
 	Version = 1
+	// VersionRewritten is the format of files that replace others, and the newest that this build reads.
+	VersionRewritten = 2
 	// HeaderSize is where the first record of a file starts, in bytes.
 	HeaderSize = 64
 	// RecordHeaderSize is what a record has before its body, in bytes.
@@ -36,6 +38,7 @@ type header struct {
 	id         uint64 // log
 	seq        uint64
 	generation uint64
+	covers     uint64 // from VersionRewritten on: the last file whose records are in this one
 }
 
 // encode returns the header's bytes and the salt that ties the records of the
@@ -46,6 +49,9 @@ func (h header) encode() (b [HeaderSize]byte, salt uint64) {
 	binary.LittleEndian.PutUint64(b[16:], h.id)
 	binary.LittleEndian.PutUint64(b[24:], h.seq)
 	binary.LittleEndian.PutUint64(b[32:], h.generation)
+	if h.version >= VersionRewritten {
+		binary.LittleEndian.PutUint64(b[40:], h.covers)
+	}
 	salt = headerSum(b[:])
 	binary.LittleEndian.PutUint64(b[headerSumPos:], salt)
 	return b, salt
@@ -71,15 +77,21 @@ func decodeHeader(b []byte, name string, id, seq uint64) (h header, salt uint64,
 		version: binary.LittleEndian.Uint32(b[8:]), id: binary.LittleEndian.Uint64(b[16:]),
 		seq: binary.LittleEndian.Uint64(b[24:]), generation: binary.LittleEndian.Uint64(b[32:]),
 	}
+	if h.version >= VersionRewritten {
+		h.covers = binary.LittleEndian.Uint64(b[40:])
+	}
 	switch {
-	case h.version > Version:
-		return header{}, 0, fmt.Errorf("segment %s: format version %d, this build reads up to %d: %w", name, h.version, Version, ErrNewerFormat)
+	case h.version > VersionRewritten:
+		return header{}, 0, fmt.Errorf("segment %s: format version %d, this build reads up to %d: %w", name, h.version, VersionRewritten, ErrNewerFormat)
 	case h.version == 0:
 		return bad("version", "1", "0")
 	case h.id != id:
 		return bad("log id", strconv.FormatUint(id, 10), strconv.FormatUint(h.id, 10))
 	case h.seq != seq:
 		return bad("sequence number", strconv.FormatUint(seq, 10), strconv.FormatUint(h.seq, 10))
+	}
+	if h.version >= VersionRewritten && (h.covers < seq || h.generation < 2) {
+		return bad("generation and last file covered", fmt.Sprintf("at least 2 and %d", seq), fmt.Sprintf("%d and %d", h.generation, h.covers))
 	}
 	if canonical, _ := h.encode(); string(canonical[:]) != string(b[:HeaderSize]) {
 		return bad("reserved bytes", "zero", fmt.Sprintf("%x", b[40:headerSumPos]))

@@ -68,9 +68,11 @@ func TestHeader(t *testing.T) {
 		want   error
 		says   string
 	}{
-		"newer":            {func(b []byte) { b[8] = 2 }, ErrNewerFormat, "format version 2, this build reads up to 1"},
-		"much newer":       {func(b []byte) { b[11] = 0xff }, ErrNewerFormat, "this build reads up to 1"},
+		"newer":            {func(b []byte) { b[8] = 3 }, ErrNewerFormat, "format version 3, this build reads up to 2"},
+		"much newer":       {func(b []byte) { b[11] = 0xff }, ErrNewerFormat, "this build reads up to 2"},
 		"newer, and other": {func(b []byte) { b[8], b[50] = 9, 1 }, ErrNewerFormat, "version 9"},
+		"covers nothing":   {func(b []byte) { b[8], b[32] = 2, 2 }, ErrCorrupt, "last file covered: expected at least 2 and 77, found 2 and 0"},
+		"rewritten first":  {func(b []byte) { b[8], b[32], b[40] = 2, 1, 77 }, ErrCorrupt, "last file covered: expected at least 2 and 77, found 1 and 77"},
 		"version 0":        {func(b []byte) { b[8] = 0 }, ErrCorrupt, "version: expected 1, found 0"},
 		"other log":        {func(b []byte) { b[16] = 6 }, ErrCorrupt, "log id"},
 		"other number":     {func(b []byte) { b[24] = 78 }, ErrCorrupt, "sequence number: expected 77, found 78"},

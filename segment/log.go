@@ -43,6 +43,7 @@ type SegmentInfo struct {
 	Seq        uint64
 	Generation uint64 // 1 when first written; a rewritten file has a higher one
 	Size       int64  // bytes in the file; buffered bytes are not counted
+	Covers     uint64 // of a rewritten file: the last file whose records are in it; else 0
 	Active     bool   // the next append may go to it
 	Err        error  // Open found the header unreadable; Scan tells more
 }
@@ -76,7 +77,8 @@ type Log struct {
 	tail     bool   // everything up to flushed is known to be valid
 	unsynced bool   // the active file holds bytes that no sync covered
 	dirs     []string
-	next     uint64 // number of the next file
+	next     uint64   // number of the next file
+	covered  []uint64 // files that Open passed over
 
 	view struct {
 		sync.Mutex
@@ -121,11 +123,12 @@ func Open(o Options) (*Log, error) {
 		}
 		l.view.segments = append(l.view.segments, info)
 	}
+	l.passOver()
 	l.dirs = []string{o.Dir, filepath.Dir(o.Dir)}
 	if n := len(l.view.segments); n > 0 {
 		newest := l.view.segments[n-1]
 		l.view.segments[n-1].Active = true
-		l.seq, l.created, l.flushed, l.size, l.next = newest.Seq, true, newest.Size, newest.Size, newest.Seq+1
+		l.seq, l.created, l.flushed, l.size, l.next = newest.Seq, true, newest.Size, newest.Size, max(l.next, newest.Seq+1)
 		l.unsynced = true
 	}
 	return l, nil
@@ -138,7 +141,7 @@ func (l *Log) inspect(seq uint64, size int64) (SegmentInfo, error) {
 		return info, err
 	}
 	h, _, err := readHeader(f, l.path(seq), l.o.ID, seq)
-	info.Generation = h.generation
+	info.Generation, info.Covers = h.generation, h.covers
 	if errors.Is(err, ErrCorrupt) {
 		info.Err, err = err, nil
 	}

@@ -264,6 +264,14 @@ func (s *Server) storedID(push *fsm.Push, it *fsm.PushItem) (id [16]byte) {
 			id = m.ID
 			return nil
 		})
+	if err == nil && id == [16]byte{} { // the message is gone, its id may be kept
+		err = s.engine.Reader().FindTxn(it.QueueID, it.PartitionID, it.Txn, func(offset uint64, _ int64, stored [16]byte) bool {
+			if offset == it.Offset {
+				id = stored
+			}
+			return offset > it.Offset
+		})
+	}
 	if err != nil {
 		s.log.Warn("the original of a duplicate could not be read", "queue", it.Queue, "partition", it.Partition,
 			"offset", it.Offset, "error", err)

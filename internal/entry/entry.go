@@ -226,6 +226,7 @@ type Append struct {
 	Time      int64 // microseconds
 	Messages  []byte
 	Raw       []byte // the whole block
+	IDsOnly   bool   // read from an ids record: the messages' payloads are gone
 }
 
 // ParseAppend reads the head of an append block; messages are read with

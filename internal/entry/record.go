@@ -15,6 +15,7 @@ const (
 	KindStub   Kind = 3 // a further copy: the head only
 	KindValue  Kind = 4 // a payload-sized value that a row names
 	KindPad    Kind = 5 // a durable index, when nothing follows an entry
+	KindIDs    Kind = 6 // an append that reclaim has freed of its payloads; only in rewritten files
 )
 
 // RecordVersion is the version of record bodies that this build writes and reads.
@@ -29,6 +30,8 @@ const RecordVersion = 1
 //	2  8  index of the entry that the record belongs to (pad: the durable index)
 //
 // append: then 4 bytes ordinal within the entry, then the append block.
+// ids:    as append; its messages have no payload, traceId or producerSub. (Added with rewritten files; a build
+//         that does not know the kind refuses it.)
 // value:  then 4 bytes ordinal, 8 value id, 8 queue id, bytes.
 // pad:    then 8 bytes commit index.
 // entry, stub: then the head
@@ -50,8 +53,8 @@ const RecordVersion = 1
 type Record struct {
 	Kind    Kind
 	Index   uint64
-	Ordinal uint32 // append, value
-	Append  Append // append
+	Ordinal uint32 // append, ids, value
+	Append  Append // append, ids
 	Value   Value  // value
 	Head    Head   // entry, stub
 	Commit  uint64 // pad
@@ -80,6 +83,24 @@ func AppendAppendRecord(dst []byte, index uint64, ordinal int, block []byte) []b
 	dst = appendPrefix(dst, KindAppend, index)
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(ordinal))
 	return append(dst, block...)
+}
+
+// AppendIDsRecord appends to dst the body of an ids record: r, a record of kind append, without its payloads.
+func AppendIDsRecord(dst []byte, r *Record) ([]byte, error) {
+	a := &r.Append
+	dst = appendPrefix(dst, KindIDs, r.Index)
+	dst = binary.LittleEndian.AppendUint32(dst, r.Ordinal)
+	dst = append(dst, a.Raw[:len(a.Raw)-len(a.Messages)]...)
+	rest := a.Messages
+	for range a.Count {
+		m, next, err := NextMessage(rest)
+		if err != nil {
+			return dst, err
+		}
+		rest = next
+		dst = AppendMessage(dst, &Message{ID: m.ID, Minted: m.Minted, Txn: m.Txn})
+	}
+	return dst, nil
 }
 
 // AppendRecordBlockAt is where the append block starts in the body of an
@@ -149,13 +170,14 @@ func ParseRecord(b []byte) (Record, error) {
 	r.Kind, r.Index = Kind(b[0]), binary.LittleEndian.Uint64(b[2:])
 	rest := b[10:]
 	switch r.Kind {
-	case KindAppend:
+	case KindAppend, KindIDs:
 		if len(rest) < 4 {
 			return r, fmt.Errorf("%w: append record is cut off", ErrMalformed)
 		}
 		r.Ordinal = binary.LittleEndian.Uint32(rest)
 		var err error
 		r.Append, err = ParseAppend(rest[4:])
+		r.Append.IDsOnly = r.Kind == KindIDs
 		return r, err
 	case KindValue:
 		if len(rest) < 20 {
