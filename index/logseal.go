@@ -66,8 +66,8 @@ func (c *FileContent) AddTxn(hash, offset uint64) { c.hashes = append(c.hashes, 
 func (x *LogIndex) Reseal(f SealedFile, fill func(*FileContent) error) error {
 	x.maintenance.Lock()
 	defer x.maintenance.Unlock()
-	c := FileContent{memory: newFileMemory(f.Seq)}
-	if err := fill(&c); err != nil {
+	c := NewFileContent(f.Seq)
+	if err := fill(c); err != nil {
 		return err
 	}
 	return x.writeSealed(f, c.memory, c.hashes)
@@ -75,6 +75,14 @@ func (x *LogIndex) Reseal(f SealedFile, fill func(*FileContent) error) error {
 
 // writeSealed makes the tables of one file and puts them into use.
 func (x *LogIndex) writeSealed(f SealedFile, m *fileMemory, hashes []txnRef) error {
+	return x.writeTables(f, m, hashes, func(p *tablePair) []*tablePair {
+		x.mu.memory = slices.DeleteFunc(slices.Clone(x.mu.memory), func(m *fileMemory) bool { return m.seq == f.Seq })
+		return x.disownLocked(f.Seq, p)
+	})
+}
+
+// writeTables makes the tables of one file; replace (called with mu held) takes out of the list what they replace.
+func (x *LogIndex) writeTables(f SealedFile, m *fileMemory, hashes []txnRef, replace func(*tablePair) []*tablePair) error {
 	messages := m.messages()
 	hashes = sortTxns(hashes)
 	info := m.describe(f)
@@ -95,10 +103,7 @@ func (x *LogIndex) writeSealed(f SealedFile, m *fileMemory, hashes []txnRef) err
 	if err != nil {
 		return err
 	}
-	return x.publish(f.Seq, f.Seq, 0, func(p *tablePair) []*tablePair {
-		x.mu.memory = slices.DeleteFunc(slices.Clone(x.mu.memory), func(m *fileMemory) bool { return m.seq == f.Seq })
-		return x.disownLocked(f.Seq, p)
-	})
+	return x.publish(f.Seq, f.Seq, 0, replace)
 }
 
 // sortTxns sorts by hash and offset, into a slice of its own. Hashes are spread

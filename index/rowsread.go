@@ -245,6 +245,10 @@ func loadRows(fsys vfs.FS, dir string, r *rowsFile, l RowLoader) error {
 		return err
 	}
 	defer s.f.Close()
+	return s.load(r, l)
+}
+
+func (s *rowsScanner) load(r *rowsFile, l RowLoader) error {
 	for s.seek(rowsHeaderSize); s.pos() < r.end; {
 		pos, _, rec, err := s.next()
 		if err != nil {

@@ -33,6 +33,8 @@ type Config struct {
 	// Prepare is called on a goroutine of the group for each call of
 	// Plan.Prepare. It looks up what the call needs and submits it again.
 	Prepare func(call any)
+	// Kept makes what a checkpoint's rows are judged by before files are freed; nil: no file ever is.
+	Kept func() Kept
 	// Fatal is called once when the group can go on no more: a write or fsync
 	// failed, or a rule of the log broke. Nothing is answered after it; the
 	// process should end (I3).
@@ -55,6 +57,8 @@ type Config struct {
 	MaxInFlight        int           // entries planned ahead of commit; 2
 	MaxInFlightBytes   int64         // bytes of them; 8 MiB, exceeded by one entry at most
 	MaxCycleCalls      int           // calls of one planning cycle; 4096
+	CompactMinDeadPct  int           // part of a sealed file that must be gone before it is rewritten, percent; 50
+	SealAge            time.Duration // age at which a file of a log with retention may end before it is full; 600 s
 }
 
 // Observer is told what a group measures. Nil functions are skipped; they are
@@ -92,6 +96,8 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.MaxInFlight, 2)
 	setDefault(&c.MaxInFlightBytes, 8<<20)
 	setDefault(&c.MaxCycleCalls, 4096)
+	setDefault(&c.CompactMinDeadPct, 50)
+	setDefault(&c.SealAge, 600*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

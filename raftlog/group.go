@@ -79,7 +79,7 @@ func Start(cfg Config, b Boot) (*Group, error) {
 		return nil, err
 	}
 	g.writer = startWriter(w, &g.cfg, &g.stats, g.written, g.fatal)
-	g.rows = startRows(b.Rows, g.footerExtra, g.post, g.fatal)
+	g.rows = startRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
 	g.prep = startPreparers(g.cfg.Prepare)
 	g.begin()

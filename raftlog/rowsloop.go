@@ -11,6 +11,7 @@ import (
 // slices in order and hears of the footer; an error of the disk is fatal.
 type rowsLoop struct {
 	rows  *index.Rows
+	store *Store
 	extra func() []byte // what the footer says about the logs
 	post  func(event)
 	fatal func(error)
@@ -31,14 +32,14 @@ type rowsRequest struct {
 // lets through.
 const rowsQueue = maxRowBacklog/batchOverhead + 16
 
-func startRows(rows *index.Rows, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
-	l := newRows(rows, extra, post, fatal)
+func startRows(rows *index.Rows, store *Store, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
+	l := newRows(rows, store, extra, post, fatal)
 	go l.run()
 	return l
 }
 
-func newRows(rows *index.Rows, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
-	l := &rowsLoop{rows: rows, extra: extra, post: post, fatal: fatal, in: make(chan rowsRequest, rowsQueue), done: make(chan struct{})}
+func newRows(rows *index.Rows, store *Store, extra func() []byte, post func(event), fatal func(error)) *rowsLoop {
+	l := &rowsLoop{rows: rows, store: store, extra: extra, post: post, fatal: fatal, in: make(chan rowsRequest, rowsQueue), done: make(chan struct{})}
 	l.half.Store(rows.NeedsCompaction())
 	return l
 }
@@ -82,6 +83,7 @@ func (l *rowsLoop) do(r rowsRequest) error {
 		if err == nil {
 			l.half.Store(l.rows.NeedsCompaction())
 			l.post(event{footer: f})
+			err = l.store.checkpointed(l.rows)
 		}
 		return err
 	default:

@@ -36,10 +36,13 @@ type sealer struct {
 	rolls   uint64 // store.rolls at the last look
 	skipped int    // kicks since
 	waiting bool   // files that have ended and could not be sealed
+
+	reclaimer *reclaimer
 }
 
 func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
 	l := newSealer(s, cfg, submit, post, fatal)
+	l.reclaimer = startReclaimer(s, cfg, submit, fatal)
 	go l.run()
 	return l
 }
@@ -65,6 +68,7 @@ func (l *sealer) sealBefore(t int64) {
 
 func (l *sealer) stop() {
 	l.store.closing.Store(true)
+	l.reclaimer.stop()
 	close(l.quit)
 	<-l.done
 }
@@ -128,6 +132,14 @@ func (l *sealer) quitting() bool {
 
 // sealLog seals the files of one log, and makes damaged tables again.
 func (l *sealer) sealLog(q *QueueLog) (sealed bool, err error) {
+	if !q.busy.TryLock() { // files of it are being replaced
+		l.waiting = true
+		return false, nil
+	}
+	defer q.busy.Unlock()
+	if l.store.find(q.ID) != q {
+		return false, nil // it was removed
+	}
 	files, rest := q.sealable(l.store.applied.Load())
 	l.waiting = l.waiting || rest
 	for _, f := range files {
@@ -254,7 +266,7 @@ func (s *Store) oldestActive(over int64) (ids []uint64) {
 		q.mu.Lock()
 		for _, f := range q.mu.files {
 			switch {
-			case f.Sealed || f.MinIndex == 0:
+			case f.Sealed || f.MinIndex == 0 || q.mu.gone != 0:
 			case f.Active:
 				all = append(all, candidate{q.ID, f.MinIndex, f.Size})
 			default:

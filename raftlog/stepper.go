@@ -57,7 +57,7 @@ func NewStepper(cfg Config, b Boot) (*Stepper, error) {
 	}
 	// The parts as their starters make them, without what they start.
 	g.writer = &writerLoop{w: w, cfg: &g.cfg, stats: &g.stats, post: func(e event) { g.in.event(e) }, fatal: g.fatal}
-	g.rows = newRows(b.Rows, g.footerExtra, g.post, g.fatal)
+	g.rows = newRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = newSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
 	g.prep = &preparers{fn: g.cfg.Prepare}
 	g.prep.more = sync.NewCond(&g.prep.mu)

@@ -36,6 +36,9 @@ type Store struct {
 	rolls    atomic.Uint64
 	closing  atomic.Bool // no table is made again any more
 
+	reclaimer atomic.Pointer[reclaimer]
+	reclaimed Reclaimed
+
 	mu struct {
 		sync.RWMutex
 		logs map[uint64]*QueueLog
@@ -68,6 +71,7 @@ type QueueLog struct {
 
 	store *Store
 	mends mends
+	busy  sync.Mutex // held by what seals files of the log or replaces them; before mu
 
 	// ends rise, and begin with a mark at or below the applied index (or the
 	// zero mark when the log holds nothing that old): what a cut can fall back on.
@@ -75,6 +79,12 @@ type QueueLog struct {
 		sync.Mutex
 		files []FileInfo
 		ends  []EndMark
+
+		// What reclaim asks of footers, and what they say.
+		released map[uint64]releaseState // files that are to be removed
+		gone     releaseState            // the whole log is
+		shrinks  []uint64                // files that are about to become smaller
+		sized    [2]uint64               // the file whose end is told by the durable footer, and by the newest Claims
 	}
 }
 
@@ -364,7 +374,7 @@ func (q *QueueLog) retire() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.mu.files {
-		if f := &q.mu.files[i]; f.Active && f.MaxIndex != 0 {
+		if f := &q.mu.files[i]; f.Active && f.MaxIndex != 0 && q.mu.gone == 0 {
 			f.Active = false
 			return true
 		}
@@ -438,8 +448,8 @@ type LogClaim struct {
 	End  int64    // 0: not known
 }
 
-// Claims lists, for each log, what is applied and durable. A log without any
-// is not listed.
+// Claims lists, for each log, what is applied and durable, for a footer that is about to be written. A log without any
+// is not listed, nor is what reclaim is about to remove.
 func (s *Store) Claims() []LogClaim {
 	applied := s.applied.Load()
 	var out []LogClaim
@@ -461,16 +471,33 @@ func (q *QueueLog) claim(applied uint64) (LogClaim, bool) {
 		}
 	}
 	c := LogClaim{Log: q.ID}
+	q.mu.sized[1] = 0
+	if q.mu.gone != 0 {
+		q.mu.gone = max(q.mu.gone, releaseUnlisted)
+		return c, false
+	}
 	for i := range q.mu.files {
 		f := &q.mu.files[i]
 		if f.Sealed || f.Seq <= newest.Seq {
 			c.Seqs = append(c.Seqs, f.Seq)
 		}
 	}
-	if n := len(c.Seqs); n > 0 && c.Seqs[n-1] == newest.Seq {
-		c.End = newest.End
+	n := len(c.Seqs)
+	if n == 0 {
+		return c, false
 	}
-	return c, len(c.Seqs) > 0
+	last := c.Seqs[n-1] // it stays in any case: a boot explains a hole by the files behind it
+	c.Seqs = slices.DeleteFunc(c.Seqs, func(seq uint64) bool {
+		if seq == last || q.mu.released[seq] == 0 {
+			return false
+		}
+		q.mu.released[seq] = max(q.mu.released[seq], releaseUnlisted)
+		return true
+	})
+	if last == newest.Seq && !slices.Contains(q.mu.shrinks, last) {
+		c.End, q.mu.sized[1] = newest.End, last
+	}
+	return c, true
 }
 
 // listDir lists a directory; one that does not exist is empty.

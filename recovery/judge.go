@@ -126,7 +126,7 @@ func (b *boot) filesOf(q *raftlog.QueueLog) ([]scanFile, error) {
 	var files []scanFile
 	var base raftlog.EndMark // where what is not read ends
 	for i, s := range segments {
-		if i > 0 && s.Seq != segments[i-1].Seq+1 && !b.claimedGap(q.ID, segments[i-1].Seq, s.Seq) {
+		if i > 0 && s.Seq != segments[i-1].Seq+1 && !b.claimedGap(q.ID, max(segments[i-1].Seq, segments[i-1].Covers), s.Seq) {
 			return nil, &RefuseError{File: path.Join(q.Log.Dir(), segment.FileName(segments[i-1].Seq+1)), Pos: -1, What: "a file is gone from the middle of a log",
 				Expected: fmt.Sprintf("file %d", segments[i-1].Seq+1), Found: fmt.Sprintf("file %d after file %d", s.Seq, segments[i-1].Seq)}
 		}
@@ -152,6 +152,9 @@ func (b *boot) filesOf(q *raftlog.QueueLog) ([]scanFile, error) {
 // claimedGap reports whether the checkpoint knows that the files between two
 // were freed.
 func (b *boot) claimedGap(log, before, after uint64) bool {
+	if after == before+1 {
+		return true // the file before covers what is missing
+	}
 	for _, c := range b.claims {
 		if c.Log != log || len(c.Seqs) == 0 || c.Seqs[len(c.Seqs)-1] < after {
 			continue

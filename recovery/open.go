@@ -293,5 +293,8 @@ func (b *boot) makeDurable() error {
 			return fmt.Errorf("index of log q%d: %w", q.ID, err)
 		}
 	}
-	return b.store.SyncFound()
+	if err := b.store.SyncFound(); err != nil {
+		return err
+	}
+	return b.store.RemoveGarbage()
 }

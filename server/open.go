@@ -76,6 +76,7 @@ func Open(cfg StorageConfig) (*Broker, error) {
 	g := cfg.Group
 	g.FS, g.Dir, g.NodeID, g.Logger, g.Fatal = cfg.FS, cfg.Dir, cfg.NodeID, cfg.Logger, cfg.Fatal
 	g.Machine = b.machine
+	g.Kept = func() raftlog.Kept { return fsm.NewKept(cfg.Planner) }
 	started := make(chan struct{})
 	g.Prepare = func(call any) {
 		<-started // the group that a prepared call goes back to

@@ -1,0 +1,325 @@
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"queen/index"
+	"queen/internal/entry"
+	"queen/segment"
+)
+
+// Reclaim frees files. What it may free is judged by the rows of a finished checkpoint (F10), in passes of their own
+// goroutine, one after a checkpoint:
+//
+//	gone      a record that nothing needs: an entry, stub or pad at or below the checkpoint's from; messages below the
+//	          log start whose ids need not be known any more; messages of a deleted queue; a value that no row names
+//	ids only  messages below the log start whose ids are still needed (deduplication, repeated acks)
+//	whole     the rest
+//
+// A file of which nothing is left is removed, one that is mostly gone is rewritten, and several small ones become one.
+// The log of a deleted queue goes as a directory.
+//
+// A footer lists the files that a boot wants to find (Claims). What is to be removed is therefore first released: the
+// next footer does not list it. Only when that footer is durable, the file goes. A crash anywhere in between leaves
+// files that the next boot accepts and the next pass judges again.
+
+// Kept is what the rows of a finished checkpoint need of the logs. The load methods get the rows in order, then the
+// others are called. What they say is gone stays gone in every later checkpoint.
+type Kept interface {
+	index.RowLoader
+	// Queue reports whether a queue exists.
+	Queue(id uint64) bool
+	// Partition gives the lowest retained offset, and for how many microseconds ids are needed after their append.
+	Partition(id uint64) (start uint64, outlives int64, exists bool)
+	// Trimmed reports whether messages are gone of one of the queues for which owns is true.
+	Trimmed(owns func(queue uint64) bool) bool
+	// Value reports whether a row names the value.
+	Value(id uint64) bool
+}
+
+// Reclaimed counts what reclaim has done since the start. It is safe to read at any time.
+type Reclaimed struct {
+	Passes, Files, Bytes, Rewrites, Merges, Logs, Failures atomic.Int64
+}
+
+// reclaimer is the goroutine that makes the passes.
+type reclaimer struct {
+	store  *Store
+	cfg    *Config
+	submit func(writerRequest)
+	fatal  func(error)
+
+	mu struct {
+		sync.Mutex
+		next *index.RowsSnapshot // of the checkpoint to judge by; nil: none waits
+		busy bool
+		rest int64 // monotonic time before which no pass begins
+	}
+	wake chan struct{}
+	quit chan struct{}
+	done chan struct{}
+	jobs []job // wait for a footer that does not list their files
+}
+
+func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), fatal func(error)) *reclaimer {
+	r := &reclaimer{store: s, cfg: cfg, submit: submit, fatal: fatal,
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	s.reclaimer.Store(r)
+	go r.run()
+	return r
+}
+
+func (r *reclaimer) stop() {
+	close(r.quit)
+	<-r.done
+}
+
+func (r *reclaimer) run() {
+	defer close(r.done)
+	for {
+		select {
+		case <-r.quit:
+			r.take(true)
+			return
+		case <-r.wake:
+		}
+		snap := r.take(false)
+		if snap == nil {
+			continue
+		}
+		begun := r.cfg.Clock.Now().Mono
+		err := r.pass(snap)
+		if cerr := snap.Close(); err == nil && cerr != nil {
+			err = cerr
+		}
+		r.rested(begun)
+		if err != nil && !errors.Is(err, errClosing) {
+			r.fatal(fmt.Errorf("reclaim: %w", err))
+			return
+		}
+	}
+}
+
+// restFactor: a pass takes at most one part of so many of the time.
+const restFactor = 20
+
+func (r *reclaimer) rested(begun int64) {
+	now := r.cfg.Clock.Now().Mono
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.busy, r.mu.rest = false, now+restFactor*(now-begun)
+}
+
+// take gives the snapshot that waits; with closed it is closed and given up instead.
+func (r *reclaimer) take(closed bool) *index.RowsSnapshot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.mu.next
+	r.mu.next = nil
+	if closed && s != nil {
+		_ = s.Close() // only read
+		return nil
+	}
+	r.mu.busy = s != nil
+	return s
+}
+
+// offer hands a finished checkpoint over. It is called by the goroutine that writes the rows.
+func (r *reclaimer) offer(rows *index.Rows) error {
+	if r.cfg.Kept == nil || r.store.closing.Load() {
+		return nil
+	}
+	r.mu.Lock()
+	skip := r.mu.busy || r.mu.next != nil || r.cfg.Clock.Now().Mono < r.mu.rest
+	r.mu.Unlock()
+	if skip {
+		return nil
+	}
+	snap, err := rows.Snapshot()
+	if err != nil || snap == nil {
+		return err
+	}
+	r.mu.Lock()
+	r.mu.next = snap
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// checkpointed notes that the footer for which Claims was called last is durable.
+func (s *Store) checkpointed(rows *index.Rows) error {
+	for _, q := range s.Logs() {
+		q.unlisted()
+	}
+	if r := s.reclaimer.Load(); r != nil {
+		return r.offer(rows)
+	}
+	return nil
+}
+
+// pass judges all logs by a checkpoint, after it has done what waited for it.
+func (r *reclaimer) pass(snap *index.RowsSnapshot) error {
+	j := judge{kept: r.cfg.Kept(), from: snap.Footer.From, now: snap.Footer.Time, cfg: r.cfg}
+	if err := snap.Load(j.kept); err != nil {
+		return fmt.Errorf("load the checkpoint: %w", err)
+	}
+	waiting := r.jobs
+	r.jobs = nil
+	for _, jb := range waiting {
+		if err := r.do(&j, jb); err != nil {
+			return err
+		}
+	}
+	for _, q := range r.store.Logs() {
+		if r.store.closing.Load() {
+			return errClosing
+		}
+		if err := r.judgeLog(&j, q); err != nil {
+			return err
+		}
+	}
+	r.store.reclaimed.Passes.Add(1)
+	return nil
+}
+
+// judgeLog finds what can be done about a log, does what needs no footer, and releases the files of the rest.
+func (r *reclaimer) judgeLog(j *judge, q *QueueLog) error {
+	held, removing := r.held(q)
+	switch {
+	case removing:
+		return nil
+	case r.ofDeleted(j, q):
+		_, _, all := q.size()
+		jb := job{q: q, kind: jobLog, sizes: all}
+		q.release(jb)
+		r.jobs = append(r.jobs, jb)
+		return nil
+	}
+	r.rollOld(j, q)
+	shares, err := j.shares(q, held)
+	if err != nil {
+		return r.tolerate(q, err)
+	}
+	for _, jb := range j.jobs(q, shares) {
+		if q.release(jb) {
+			r.jobs = append(r.jobs, jb)
+		} else if err := r.do(j, jb); err != nil {
+			return err
+		}
+	}
+	return r.refresh(q)
+}
+
+// held lists the files of a log that wait for a footer.
+func (r *reclaimer) held(q *QueueLog) (seqs []uint64, removing bool) {
+	for _, jb := range r.jobs {
+		if jb.q == q {
+			seqs, removing = append(seqs, jb.seqs...), removing || jb.kind == jobLog
+		}
+	}
+	return seqs, removing
+}
+
+// ofDeleted reports whether a log is that of a queue that is no more, and no boot replays anything of it.
+func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
+	if q.ID == SystemLog || r.store.opt.Layout.Shards > 0 || j.kept.Queue(q.ID) {
+		return false
+	}
+	files := q.Files() // none: it was opened a moment ago
+	return len(files) > 0 && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from })
+}
+
+// rollOld ends the active file of a log of which parts are gone, when it is old and large enough to be worth freeing.
+func (r *reclaimer) rollOld(j *judge, q *QueueLog) {
+	for _, f := range q.Files() {
+		if !f.Active || f.Size < r.cfg.SegmentBytes/smallPart {
+			continue
+		}
+		old := f.MinTime != 0 && f.MinTime <= j.now-r.cfg.SealAge.Microseconds()
+		owns := func(queue uint64) bool { return r.store.opt.Layout.Log(queue) == q.ID }
+		if q.ID == SystemLog || old && j.kept.Trimmed(owns) {
+			r.submit(writerRequest{roll: []uint64{q.ID}})
+		}
+	}
+}
+
+// refresh makes tables again that mostly hold ids of files that are gone.
+func (r *reclaimer) refresh(q *QueueLog) error {
+	q.busy.Lock()
+	defer q.busy.Unlock()
+	q.mends.Lock()
+	defer q.mends.Unlock()
+	for _, seq := range q.Index.Stale(staleAtOnce) {
+		if err := q.reseal(seq); err != nil {
+			return r.tolerate(q, err)
+		}
+		q.mends.mergeable.Store(true)
+		r.store.rolls.Add(1) // the sealer merges them
+	}
+	return nil
+}
+
+// staleAtOnce bounds how many files a pass reads for that.
+const staleAtOnce = 8
+
+// tolerate takes an error after which nothing has changed: damage is met by readers too, a full disk frees nothing.
+func (r *reclaimer) tolerate(q *QueueLog, err error) error {
+	if errors.Is(err, segment.ErrCorrupt) || errors.Is(err, segment.ErrTorn) || errors.Is(err, index.ErrCorrupt) || errors.Is(err, syscall.ENOSPC) {
+		r.store.reclaimed.Failures.Add(1)
+		r.store.opt.Logger.Warn("space of a log cannot be reclaimed", slog.Uint64("log", q.ID), slog.Any("err", err))
+		return nil
+	}
+	return fmt.Errorf("log q%d: %w", q.ID, err)
+}
+
+// verdict is what becomes of a record.
+type verdict uint8
+
+const (
+	gone verdict = iota
+	idsOnly
+	whole
+)
+
+// judge decides by one checkpoint.
+type judge struct {
+	kept Kept
+	from uint64 // nothing of a later entry is touched
+	now  int64  // time of the state, microseconds
+	cfg  *Config
+}
+
+func (j *judge) append(partition, first uint64, count uint32, t int64) verdict {
+	start, outlives, exists := j.kept.Partition(partition)
+	switch {
+	case !exists:
+		return gone
+	case first+uint64(count) > start:
+		return whole
+	case t > j.now-outlives:
+		return idsOnly
+	}
+	return gone
+}
+
+// record decides about a record of an entry at or below from.
+func (j *judge) record(r *entry.Record) verdict {
+	switch r.Kind {
+	case entry.KindAppend, entry.KindIDs:
+		return j.append(r.Append.Partition, r.Append.First, r.Append.Count, r.Append.Time)
+	case entry.KindValue:
+		if j.kept.Value(r.Value.ID) {
+			return whole
+		}
+	}
+	return gone
+}
