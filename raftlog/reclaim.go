@@ -45,7 +45,9 @@ type Kept interface {
 
 // Reclaimed counts what reclaim has done since the start. It is safe to read at any time.
 type Reclaimed struct {
-	Passes, Files, Bytes, Rewrites, Merges, Logs, Failures atomic.Int64
+	Begun, Passes                    atomic.Int64 // passes that began, and that ended
+	Files, Bytes                     atomic.Int64 // removed, freed
+	Rewrites, Merges, Logs, Failures atomic.Int64
 }
 
 // reclaimer is the goroutine that makes the passes.
@@ -147,6 +149,7 @@ func (r *reclaimer) offer(rows *index.Rows) error {
 	}
 	r.mu.Lock()
 	r.mu.next = snap
+	r.store.reclaimed.Begun.Add(1)
 	r.mu.Unlock()
 	select {
 	case r.wake <- struct{}{}:

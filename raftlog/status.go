@@ -112,3 +112,14 @@ func (g *Group) LogSize(queue uint64) (segments int, bytes int64) {
 	segments, _, bytes = q.size()
 	return segments, bytes
 }
+
+// Reclaimed counts what reclaim has done.
+func (g *Group) Reclaimed() *Reclaimed { return &g.store.reclaimed }
+
+// IndexBytes is about what the positions of unsealed files take in memory.
+func (g *Group) IndexBytes() (n int64) {
+	for _, q := range g.store.Logs() {
+		n += q.Index.MemoryBytes()
+	}
+	return n
+}

@@ -118,6 +118,18 @@ func (b *Broker) Reader() raftlog.Reader { return b.group.Reader() }
 // LogSize counts the files and bytes of the log that holds a queue.
 func (b *Broker) LogSize(queue uint64) (segments int, bytes int64) { return b.group.LogSize(queue) }
 
+// Reclaimed counts what reclaim has done, safe to read at any time.
+func (b *Broker) Reclaimed() *raftlog.Reclaimed { return b.group.Reclaimed() }
+
+// Removed counts what retention has removed, safe to read at any time.
+func (b *Broker) Removed() *fsm.Removed { return b.machine.Removed() }
+
+// MemoryBytes is about what recent transactionIds and the positions of unsealed files take in memory.
+func (b *Broker) MemoryBytes() (dedup, index int64, err error) {
+	err = b.group.Do(func() { dedup = b.machine.DedupBytes() })
+	return dedup, b.group.IndexBytes(), err
+}
+
 // Stop ends the group, and then what was still being prepared.
 func (b *Broker) Stop(ctx context.Context) error {
 	err := b.group.Stop(ctx)

@@ -1,0 +1,355 @@
+package retention
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"queen/fsm"
+	"queen/internal/entry"
+	"queen/internal/vfs"
+	"queen/raftlog"
+	"queen/server"
+)
+
+const (
+	tenant       = "00000000-0000-0000-0000-000000000001"
+	segmentBytes = 16 << 10
+	patience     = 10 * time.Second // real time
+)
+
+// rig is an engine on a memory file system.
+type rig struct {
+	t      testing.TB
+	fs     *vfs.Mem
+	clock  *clock
+	shards int
+	b      *server.Broker
+	seq    uint64
+	fatal  chan error
+}
+
+func newRig(t testing.TB, shards int) *rig {
+	r := &rig{t: t, fs: vfs.NewMem(1), clock: newClock(), shards: shards}
+	r.start()
+	return r
+}
+
+// start opens what the file system holds.
+func (r *rig) start() {
+	r.t.Helper()
+	if err := r.open(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) open() (err error) {
+	r.fatal = make(chan error, 1)
+	fatal := r.fatal
+	r.b, err = server.Open(server.StorageConfig{
+		FS: r.fs, Dir: "data", NodeID: 1,
+		Planner: fsm.Config{DefaultMode: fsm.SubscribeAll, RetentionScan: 1_000_000},
+		Group:   raftlog.Config{Clock: r.clock, SegmentBytes: segmentBytes, Shards: r.shards},
+		Fatal: func(err error) {
+			select {
+			case fatal <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return poll(func() bool { return r.b.Status().HasLeader })
+}
+
+func poll(done func() bool) error {
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("nothing came of it in %v", patience)
+		}
+	}
+	return nil
+}
+
+func (r *rig) await(done func() bool) {
+	r.t.Helper()
+	if err := poll(done); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) stop() {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.b.Stop(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	select {
+	case err := <-r.fatal:
+		r.t.Fatal(err)
+	default:
+	}
+}
+
+// gone ends an engine whose file system has crashed under it.
+func (r *rig) gone() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = r.b.Stop(ctx) // nothing can be written any more: its errors are the point
+}
+
+// kill is kill -9, and powerCut takes what was not synced, too. Both go on with what is left.
+func (r *rig) kill()     { r.restartOn(r.fs.Kill()) }
+func (r *rig) powerCut() { r.restartOn(r.fs.Crash(0)) }
+
+func (r *rig) restartOn(left *vfs.Mem) {
+	r.t.Helper()
+	r.gone()
+	r.fs = left
+	r.start()
+}
+
+// call plans one call and waits for its answer.
+func (r *rig) call(body any) {
+	r.t.Helper()
+	done := make(chan error, 1)
+	if err := r.b.Submit(&fsm.Call{Tenant: tenant, Body: body, Done: func(err error) { done <- err }}); err != nil {
+		r.t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	case err := <-r.fatal:
+		r.t.Fatal(err)
+	case <-time.After(patience):
+		r.t.Fatalf("%T was not answered", body)
+	}
+}
+
+func (r *rig) id() (id [16]byte) {
+	r.seq++
+	binary.BigEndian.PutUint64(id[8:], r.seq)
+	id[0], id[6], id[8] = 1, 0x70, 0x80
+	return id
+}
+
+func (r *rig) item(queue, partition, txn, payload string) fsm.PushItem {
+	m := entry.Message{ID: r.id(), Txn: []byte(txn), Payload: []byte(payload)}
+	return fsm.PushItem{Queue: queue, Partition: partition, ID: m.ID, Txn: m.Txn, TxnHash: xxhash.Sum64(m.Txn), Packed: entry.AppendMessage(nil, &m)}
+}
+
+// push stores one message; the result is the item as the planner left it.
+func (r *rig) push(queue, partition, txn, payload string) fsm.PushItem {
+	r.t.Helper()
+	p := &fsm.Push{Items: []fsm.PushItem{r.item(queue, partition, txn, payload)}}
+	p.GroupItems()
+	r.call(p)
+	return p.Items[0]
+}
+
+func (r *rig) configure(queue string, set ...fsm.OptionValue) uint64 {
+	r.t.Helper()
+	cf := &fsm.Configure{Queue: queue, Set: set}
+	r.call(cf)
+	return cf.QueueID
+}
+
+func number(name string, n int64) fsm.OptionValue { return fsm.OptionValue{Name: name, Num: n} }
+
+var retentionOn = fsm.OptionValue{Name: "retentionEnabled", Flag: true}
+
+// consume takes up to n messages for a group, commits their delivery and returns their payloads.
+func (r *rig) consume(queue, group string, n int) (out []string) {
+	r.t.Helper()
+	p := &fsm.Pop{Queue: queue, Group: group, Mode: fsm.SubscribeAll, Batch: n, Partitions: 64, CommitOnDelivery: true, LeaseID: r.id()}
+	r.call(p)
+	for _, c := range p.Claims {
+		out = append(out, r.read(c.QueueID, c.PartitionID, c.From, c.To)...)
+	}
+	r.call(&fsm.Delivered{Claims: p.Claims})
+	return out
+}
+
+func (r *rig) read(queue, partition, from, to uint64) (out []string) {
+	r.t.Helper()
+	err := r.b.Reader().ReadMessages(queue, partition, from, to, func(_ uint64, _ int64, m *entry.Message) error {
+		out = append(out, string(m.Payload))
+		return nil
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
+}
+
+// partition describes a partition; false: there is none.
+func (r *rig) partition(queue, name string) (info fsm.PartitionInfo, found bool) {
+	r.t.Helper()
+	r.call(&fsm.Read{Do: func(s *fsm.State) {
+		for _, p := range s.Partitions(tenant, queue, 0, 1000) {
+			if p.Name == name {
+				info, found = p, true
+			}
+		}
+	}})
+	return info, found
+}
+
+func (r *rig) digest() uint64 {
+	r.t.Helper()
+	d, _, err := r.b.Digest()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return d
+}
+
+// settle waits until nothing is in flight or being looked up any more.
+func (r *rig) settle() {
+	r.t.Helper()
+	last := uint64(0)
+	for same := 0; same < 3; {
+		busy := r.b.Preparing() > 0 || r.b.Status().InFlight > 0
+		r.call(&fsm.Read{Do: func(*fsm.State) {}})
+		if d := r.digest(); busy || d != last {
+			last, same = d, 0
+		} else {
+			same++
+		}
+	}
+}
+
+// advance moves the clock, in steps, so that everything due happens on the way.
+func (r *rig) advance(d time.Duration) {
+	r.t.Helper()
+	for steps := 4; steps > 0; steps-- {
+		r.clock.advance(d / 4)
+		r.settle()
+	}
+}
+
+// checkpoint takes a checkpoint and waits for the pass of reclaim that follows it.
+func (r *rig) checkpoint() {
+	r.t.Helper()
+	passes, begun := &r.b.Reclaimed().Passes, &r.b.Reclaimed().Begun
+	was := passes.Load()
+	for deadline := time.Now().Add(patience); passes.Load() == was; {
+		// Something to write, or there is no checkpoint. A pass may be left out when the last one took long.
+		r.call(&fsm.KV{Ops: []fsm.KVOp{{Kind: fsm.KVPut, NS: "rig", Key: "k", Value: []byte(fmt.Sprint(r.seq))}}})
+		for i := 0; i < 70 && begun.Load() == was; i++ {
+			r.clock.advance(time.Second)
+			r.call(&fsm.Read{Do: func(*fsm.State) {}})
+		}
+		for begun.Load() != was && passes.Load() == was && time.Now().Before(deadline) {
+			time.Sleep(20 * time.Microsecond)
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatal("no pass of reclaim")
+		}
+	}
+}
+
+// reclaim lets reclaim do everything that there is to do now.
+func (r *rig) reclaim() {
+	r.t.Helper()
+	for range 4 {
+		r.checkpoint()
+	}
+}
+
+// disk lists the segment files of all logs with their sizes.
+func (r *rig) disk() (files map[string]int64, bytes int64) {
+	r.t.Helper()
+	files = map[string]int64{}
+	logs, err := r.fs.List("data/log")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, l := range logs {
+		infos, err := r.fs.List(path.Join("data/log", l.Name))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, i := range infos {
+			bytes += i.Size
+			if strings.HasSuffix(i.Name, ".seg") {
+				files[l.Name+"/"+strings.TrimLeft(i.Name, "0")] = i.Size
+			}
+		}
+	}
+	return files, bytes
+}
+
+// clock is a raftlog.Clock that moves only when it is told to.
+type clock struct {
+	mu sync.Mutex
+	// guarded by mu
+	passed time.Duration
+	timers map[*timer]struct{}
+}
+
+var epoch = time.Date(2026, 11, 3, 8, 0, 0, 0, time.UTC)
+
+func newClock() *clock { return &clock{timers: map[*timer]struct{}{}} }
+
+func (c *clock) Now() raftlog.Times {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return raftlog.Times{Mono: int64(c.passed), Wall: epoch.Add(c.passed).UnixMicro()}
+}
+
+func (c *clock) NewTimer() raftlog.Timer { return &timer{clock: c, c: make(chan time.Time, 1)} }
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.passed += d
+	for t := range c.timers { // each has a channel of its own: the order does not matter
+		if t.due <= c.passed {
+			t.fireLocked()
+		}
+	}
+}
+
+type timer struct {
+	clock *clock
+	c     chan time.Time
+	due   time.Duration // guarded by clock.mu
+}
+
+func (t *timer) C() <-chan time.Time { return t.c }
+
+func (t *timer) Set(d time.Duration) {
+	t.clock.mu.Lock()
+	defer t.clock.mu.Unlock()
+	t.due = t.clock.passed + max(d, 0)
+	t.clock.timers[t] = struct{}{}
+	if d <= 0 {
+		t.fireLocked()
+	}
+}
+
+func (t *timer) Stop() {
+	t.clock.mu.Lock()
+	defer t.clock.mu.Unlock()
+	delete(t.clock.timers, t)
+}
+
+func (t *timer) fireLocked() {
+	delete(t.clock.timers, t)
+	select {
+	case t.c <- epoch.Add(t.clock.passed):
+	default:
+	}
+}
