@@ -31,6 +31,7 @@ type rig struct {
 	fs     *vfs.Mem
 	clock  *clock
 	shards int
+	group  func(*raftlog.Config) // more of the configuration; may be nil
 	b      *server.Broker
 	seq    uint64
 	fatal  chan error
@@ -53,10 +54,14 @@ func (r *rig) start() {
 func (r *rig) open() (err error) {
 	r.fatal = make(chan error, 1)
 	fatal := r.fatal
+	group := raftlog.Config{Clock: r.clock, SegmentBytes: segmentBytes, Shards: r.shards}
+	if r.group != nil {
+		r.group(&group)
+	}
 	r.b, err = server.Open(server.StorageConfig{
 		FS: r.fs, Dir: "data", NodeID: 1,
 		Planner: fsm.Config{DefaultMode: fsm.SubscribeAll, RetentionScan: 1_000_000},
-		Group:   raftlog.Config{Clock: r.clock, SegmentBytes: segmentBytes, Shards: r.shards},
+		Group:   group,
 		Fatal: func(err error) {
 			select {
 			case fatal <- err:
@@ -143,6 +148,8 @@ func (r *rig) id() (id [16]byte) {
 	id[0], id[6], id[8] = 1, 0x70, 0x80
 	return id
 }
+
+func hash(txn string) uint64 { return xxhash.Sum64String(txn) }
 
 func (r *rig) item(queue, partition, txn, payload string) fsm.PushItem {
 	m := entry.Message{ID: r.id(), Txn: []byte(txn), Payload: []byte(payload)}
@@ -266,6 +273,49 @@ func (r *rig) reclaim() {
 	for range 4 {
 		r.checkpoint()
 	}
+}
+
+// reclaimUntilDead makes the passes of reclaim until the file system dies under them, or they are done. It returns the
+// digests of the states that a boot may find then.
+func (r *rig) reclaimUntilDead(dead func() bool) (digests []uint64) {
+	r.t.Helper()
+	if err := r.open(); err != nil {
+		return nil
+	}
+	c := r.b.Reclaimed()
+	note := func() {
+		if d, _, err := r.b.Digest(); err == nil {
+			digests = append(digests, d)
+		}
+	}
+	note()
+	for range 4 {
+		was := c.Passes.Load()
+		for deadline := time.Now().Add(patience); c.Passes.Load() == was && !dead(); {
+			done := make(chan error, 1)
+			_ = r.b.Submit(&fsm.Call{Tenant: tenant, Done: func(err error) { done <- err },
+				Body: &fsm.KV{Ops: []fsm.KVOp{{Kind: fsm.KVPut, NS: "rig", Key: "k", Value: []byte("1")}}}})
+			for answered := false; !answered && !dead(); {
+				select {
+				case <-done:
+					answered = true
+				case <-time.After(50 * time.Microsecond):
+				}
+			}
+			note() // also when it died: the call may be durable
+			for i := 0; i < 70 && c.Begun.Load() == was && !dead(); i++ {
+				r.clock.advance(time.Second)
+				time.Sleep(20 * time.Microsecond)
+			}
+			for c.Begun.Load() != was && c.Passes.Load() == was && !dead() && time.Now().Before(deadline) {
+				time.Sleep(20 * time.Microsecond)
+			}
+			if time.Now().After(deadline) {
+				r.t.Fatal("no pass of reclaim")
+			}
+		}
+	}
+	return digests
 }
 
 // disk lists the segment files of all logs with their sizes.
