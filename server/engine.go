@@ -39,4 +39,15 @@ type Status struct {
 	Parked    int // pops that wait
 	// Reason says why the node does not serve; empty when it does.
 	Reason string
+	Freed  Freed
+}
+
+// Freed counts what retention has removed while this node led, and what reclaim has freed on it, since its start.
+type Freed struct {
+	Aged, Completed, Waited int64 // messages, by rule: retentionSeconds, completedRetentionSeconds, maxWaitTimeSeconds
+	Partitions              int64 // idle ones
+	FailedLookups           int64
+
+	Bytes, Files, Rewrites, Merges, Logs int64
+	Failures                             int64 // damage, or no space: nothing was freed
 }

@@ -137,7 +137,38 @@ func (m *metrics) registerStatus(s *Server) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "queen_raft_admit_total", Help: "Outcomes of admission.", ConstLabels: prometheus.Labels{"outcome": "refused"},
 	}, func() float64 { return float64(s.admission.refused.Load()) }))
+	m.registerFreed(s)
 	gauge("queen_uptime_seconds", "Age of the process.", nil, func() float64 { return s.cfg.Clock().Sub(s.started).Seconds() })
+}
+
+func (m *metrics) registerFreed(s *Server) {
+	counter := func(name, help, kind string, of func(*Freed) int64) {
+		var labels prometheus.Labels
+		if kind != "" {
+			labels = prometheus.Labels{"kind": kind}
+		}
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
+			st := s.engine.Status()
+			return float64(of(&st.Freed))
+		}))
+	}
+	messages := func(kind string, of func(*Freed) int64) {
+		counter("queen_retention_messages_total", "Messages that retention has removed, by rule.", kind, of)
+	}
+	messages("age", func(f *Freed) int64 { return f.Aged })
+	messages("completed", func(f *Freed) int64 { return f.Completed })
+	messages("max_wait", func(f *Freed) int64 { return f.Waited })
+	counter("queen_retention_partitions_total", "Idle partitions that were removed.", "", func(f *Freed) int64 { return f.Partitions })
+	counter("queen_retention_lookup_failures_total", "Look-ups of retention that failed and are made again.", "", func(f *Freed) int64 { return f.FailedLookups })
+	counter("queen_raft_reclaim_bytes_total", "Bytes of log files that were freed.", "", func(f *Freed) int64 { return f.Bytes })
+	counter("queen_raft_reclaim_failures_total", "Attempts to free space of a log that damage or a full disk stopped.", "", func(f *Freed) int64 { return f.Failures })
+	done := func(kind string, of func(*Freed) int64) {
+		counter("queen_raft_reclaim_total", "What reclaim has done: files removed, files rewritten, runs of files merged, logs removed.", kind, of)
+	}
+	done("files", func(f *Freed) int64 { return f.Files })
+	done("rewrites", func(f *Freed) int64 { return f.Rewrites })
+	done("merges", func(f *Freed) int64 { return f.Merges })
+	done("logs", func(f *Freed) int64 { return f.Logs })
 }
 
 // routeStats measure one route. The observer of a status is looked up once.

@@ -152,6 +152,13 @@ func (b *Broker) Status() Status {
 		Role: "candidate", HasLeader: g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
 		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
 	}
+	m, r := b.Removed(), b.Reclaimed()
+	st.Freed = Freed{
+		Aged: m.Aged.Load(), Completed: m.Completed.Load(), Waited: m.Waited.Load(),
+		Partitions: m.Partitions.Load(), FailedLookups: m.Failed.Load(),
+		Bytes: r.Bytes.Load(), Files: r.Files.Load(), Rewrites: r.Rewrites.Load(), Merges: r.Merges.Load(),
+		Logs: r.Logs.Load(), Failures: r.Failures.Load(),
+	}
 	switch {
 	case g.Failed:
 		st.Role, st.Reason = "stopped", "the log cannot be written"

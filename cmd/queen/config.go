@@ -79,6 +79,9 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			MaxInFlight:        int(v.count("QUEEN_RAFT_PIPELINE")),
 			MaxCycleCalls:      int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
 			OpenFiles:          files,
+
+			CompactMinDeadPct: int(min(v.count("QUEEN_QLOG_COMPACT_MIN_DEAD_PCT"), 100)),
+			SealAge:           time.Duration(v.count("QUEEN_QLOG_SEAL_AGE_S")) * time.Second,
 		},
 		Planner: fsm.Config{
 			EntryBytes:            int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),
@@ -95,8 +98,24 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			TimerMaxAttempts:      v.count("QUEEN_SWEEPER_MAX_ATTEMPTS"),
 			KVSweepEvery:          micros("QUEEN_RAFT_KV_SWEEP_MS"),
 			KVSweepLimit:          int(v.count("QUEEN_RAFT_KV_SWEEP_LIMIT")),
+			RetentionEvery:        micros("RETENTION_INTERVAL"),
+			RetentionBatch:        int(min(v.count("RETENTION_BATCH_SIZE"), retentionBatchMax)),
+			RetentionScan:         int(v.count("QUEEN_RAFT_RETENTION_SCAN_PER_S")),
+			TxnWindowMin:          v.count("QUEEN_RAFT_TXN_WINDOW_MIN_S") * 1_000_000,
+			PartitionCleanup:      partitionCleanup(v),
 		},
 	}
+}
+
+// retentionBatchMax keeps a slice of retention under 2 ms on the loop.
+const retentionBatchMax = 4000
+
+// partitionCleanup is the time without a write after which an empty partition goes, in microseconds; -1: never.
+func partitionCleanup(v *values) int64 {
+	if !v.flag("QUEEN_PARTITION_CLEANUP_ENABLED") {
+		return -1
+	}
+	return min(v.count("PARTITION_CLEANUP_DAYS"), 36500) * 86400 * 1_000_000
 }
 
 func serverConfig(v *values, log *slog.Logger) server.Config {
