@@ -244,7 +244,10 @@ type named struct {
 	where string
 }
 
-func (n named) Fatal(args ...any) { n.TB.Helper(); n.TB.Fatal(append([]any{n.where + ":"}, args...)...) }
+func (n named) Fatal(args ...any) {
+	n.TB.Helper()
+	n.TB.Fatal(append([]any{n.where + ":"}, args...)...)
+}
 func (n named) Fatalf(format string, args ...any) {
 	n.TB.Helper()
 	n.TB.Fatalf(n.where+": "+format, args...)
