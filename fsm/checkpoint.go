@@ -217,3 +217,18 @@ func (m *Machine) Digest() uint64 {
 	})
 	return sum
 }
+
+// RowBytes is the size of all rows: what the state is on disk, and in proportion to what it takes in memory. It walks
+// every row, as Digest does.
+func (m *Machine) RowBytes() (n int64) {
+	add := func(key, value []byte) { n += int64(len(key) + len(value)) }
+	m.s.walk(&rowWalk{}, 1<<62, func(o rowObject) {
+		if o.alive() {
+			add(o.appendKey(nil), o.encode(nil))
+			if c, ok := o.(*cursor); ok {
+				c.chunkRows(add)
+			}
+		}
+	})
+	return n
+}

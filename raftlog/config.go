@@ -58,6 +58,7 @@ type Config struct {
 	MaxInFlightBytes   int64         // bytes of them; 8 MiB, exceeded by one entry at most
 	MaxCycleCalls      int           // calls of one planning cycle; 4096
 	CompactMinDeadPct  int           // part of a sealed file that must be gone before it is rewritten, percent; 50
+	ReclaimRest        int           // a pass of reclaim is followed by so many times its own duration without one; 20, below 0: none
 	SealAge            time.Duration // age at which a file of a log with retention may end before it is full; 600 s
 }
 
@@ -97,6 +98,7 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.MaxInFlightBytes, 8<<20)
 	setDefault(&c.MaxCycleCalls, 4096)
 	setDefault(&c.CompactMinDeadPct, 50)
+	setDefault(&c.ReclaimRest, 20)
 	setDefault(&c.SealAge, 600*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -108,14 +108,11 @@ func (r *reclaimer) run() {
 	}
 }
 
-// restFactor: a pass takes at most one part of so many of the time.
-const restFactor = 20
-
 func (r *reclaimer) rested(begun int64) {
 	now := r.cfg.Clock.Now().Mono
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.busy, r.mu.rest = false, now+restFactor*(now-begun)
+	r.mu.busy, r.mu.rest = false, now+int64(max(r.cfg.ReclaimRest, 0))*(now-begun)
 }
 
 // take gives the snapshot that waits; with closed it is closed and given up instead.
