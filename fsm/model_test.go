@@ -39,7 +39,9 @@ type mPart struct {
 	q       *mQueue
 	name    string
 	id      uint64 // 0: not known yet
-	msgs    []mMsg
+	msgs    []mMsg // all there ever were, also those that retention has taken
+	start   uint64 // lowest retained offset
+	created int64
 	cursors map[string]*mCursor // by group
 }
 
@@ -179,7 +181,7 @@ func (m *model) needPart(q *mQueue, name string) *mPart {
 	if p := q.parts[name]; p != nil {
 		return p
 	}
-	p := &mPart{q: q, name: name, cursors: map[string]*mCursor{}}
+	p := &mPart{q: q, name: name, created: m.now, cursors: map[string]*mCursor{}}
 	q.parts[name] = p
 	q.order = append(q.order, p)
 	return p
@@ -225,13 +227,13 @@ func (p *mPart) lastAppend() int64 {
 // there is nothing for it to read.
 func (g *mGroup) starts(p *mPart) (floor int64, ok bool) {
 	switch {
-	case len(p.msgs) == 0:
+	case len(p.msgs) == int(p.start):
 		return 0, false
 	case !g.old[p] || g.mode == SubscribeAll:
-		return -1, true
+		return int64(p.start) - 1, true
 	case g.mode == SubscribeFrom:
 		for o, msg := range p.msgs {
-			if msg.time >= g.from {
+			if uint64(o) >= p.start && msg.time >= g.from {
 				return int64(o) - 1, true
 			}
 		}
@@ -250,8 +252,8 @@ func (m *model) append(p *mPart, msgs []mMsg) {
 		floor := int64(first) - 1
 		switch {
 		case !g.old[p] || g.mode == SubscribeAll:
-			floor = -1
-		case g.mode == SubscribeFrom && (m.now < g.from || first > 0 && before >= g.from):
+			floor = int64(p.start) - 1
+		case g.mode == SubscribeFrom && (m.now < g.from || first > int(p.start) && before >= g.from):
 			// Still to come, or among the messages before: found at a claim.
 			continue
 		}
@@ -301,7 +303,7 @@ func (m *model) deliverable(g *mGroup, p *mPart) []uint64 {
 		return nil
 	}
 	var out []uint64
-	for i := c.floor + 1; i < int64(len(p.msgs)); i++ {
+	for i := max(c.floor+1, int64(p.start)); i < int64(len(p.msgs)); i++ {
 		if m.now < p.msgs[i].time+o.DelayedProcessing*1_000_000 {
 			break
 		}
@@ -421,11 +423,11 @@ func byPlace(p *Push) [][]*PushItem {
 func (m *model) depth(group string, p *mPart) (pending, processing int64) {
 	c := p.cursors[group]
 	if c == nil {
-		return int64(len(p.msgs)), 0
+		return int64(len(p.msgs)) - int64(p.start), 0
 	}
 	l := c.live(m.now)
 	for o := range uint64(len(p.msgs)) {
-		if c.settled(o) {
+		if o < p.start || c.settled(o) {
 			continue
 		}
 		pending++

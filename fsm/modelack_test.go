@@ -56,6 +56,7 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 		switch {
 		case c.settled(uint64(o)):
 			settled = int64(o) // the newest counts
+		case uint64(o) < p.start: // a position was set below the log start
 		case held != nil && uint64(o) > held.to:
 		case isTaken(before, c, uint64(o)):
 			if taken < 0 {
@@ -395,7 +396,7 @@ func (m *model) position(tenant string, pos *Position) {
 		}
 		floor = int64(len(p.msgs)) - 1
 		if g.mode == SubscribeAll || !g.old[p] {
-			floor = -1
+			floor = int64(p.start) - 1
 		}
 	}
 	p.cursors[g.name] = newMCursor(floor)

@@ -358,6 +358,10 @@ func (x *modelRun) configure() (any, string) {
 			OptionValue{Name: "dlqAfterMaxRetries", Flag: x.oneIn(2)},
 			OptionValue{Name: "retryBackoff", Flag: x.oneIn(2)},
 			OptionValue{Name: "retryDelay", Num: choose(x, int64(0), 100, 1000)},
+			OptionValue{Name: "retentionEnabled", Flag: !x.oneIn(4)},
+			OptionValue{Name: "retentionSeconds", Num: choose(x, int64(0), 1, 2, 60)},
+			OptionValue{Name: "completedRetentionSeconds", Num: choose(x, int64(0), 1, 2)},
+			OptionValue{Name: "maxWaitTimeSeconds", Num: choose(x, int64(0), 0, 0, 3)},
 			OptionValue{Name: "priority", Num: int64(x.pick(3)) - 1},
 		)
 		v.Null = x.oneIn(5)

@@ -259,7 +259,7 @@ func (m *model) deliverableFrom(g *mGroup, p *mPart) (t int64, ok bool) {
 		}
 		c = newMCursor(floor)
 	}
-	for i := c.floor + 1; i < int64(len(p.msgs)); i++ {
+	for i := max(c.floor+1, int64(p.start)); i < int64(len(p.msgs)); i++ {
 		if c.above[uint64(i)] {
 			continue
 		}

@@ -51,6 +51,12 @@ func newModelRun(t fataler, pick func(n int) int) *modelRun {
 	if pick(4) == 0 {
 		cfg.DefaultMode = SubscribeAll
 	}
+	// A pass of retention every now and then, in slices of a few partitions.
+	cfg.RetentionEvery, cfg.RetentionBatch, cfg.RetentionScan = choose(&modelRun{pick: pick}, int64(1_000_000), 20_000_000), 1+pick(6), 1_000_000
+	cfg.TxnWindowMin, cfg.CleanupEvery = 1_000_000, 1_000_000
+	if cfg.PartitionCleanup = -1; pick(2) == 0 {
+		cfg.PartitionCleanup = 3_000_000
+	}
 	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}}
 	x.r.applies = 1 + pick(2)
 	x.r.batches = pick(3) > 0
@@ -88,6 +94,7 @@ func (x *modelRun) run(steps int) {
 	}
 	x.settleHeld()
 	x.compare()
+	x.settleRetention()
 	if x.planted == nil {
 		x.r.checkpoint(true)
 	}
@@ -254,6 +261,7 @@ func (x *modelRun) judge(planned, prepare []*Call) {
 		}
 	}
 	x.fireDue(later)
+	x.retain()
 	x.m.serve(func(c *Call) popState {
 		switch {
 		case slices.Contains(prepare, c):
@@ -270,7 +278,10 @@ func (x *modelRun) judge(planned, prepare []*Call) {
 func (x *modelRun) fireDue(later map[*Call]bool) {
 	due := x.m.dueTimers()
 	for c := range later {
-		f := c.Body.(*fire)
+		f, ok := c.Body.(*fire)
+		if !ok {
+			continue // a slice of retention
+		}
 		x.m.expect("timers of a pass", len(f.timers), len(due))
 		for _, t := range due {
 			t.flying = true
@@ -308,6 +319,10 @@ func (x *modelRun) apply(c *Call) {
 		m.replay(c.Tenant, b)
 	case *PurgeDeadLetters:
 		m.purge(c.Tenant, b)
+	case *retire:
+		for _, it := range b.items {
+			x.moveStart(it.partition, it.start)
+		}
 	case *fire:
 		m.fire(x.fires[b])
 		delete(x.fires, b)
@@ -454,6 +469,7 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 			return
 		}
 		m.expect("next offset", rp.next, uint64(len(p.msgs)))
+		m.expect("log start of "+q.name+"/"+name, rp.start, p.start)
 		m.expect("last append", rp.lastAppend, p.lastAppend())
 		for group, c := range p.cursors {
 			x.compareCursor(q.name+"/"+name+" "+group, c, rp.cursor(real.byGroup[group]), len(p.msgs))

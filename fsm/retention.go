@@ -40,6 +40,7 @@ type retire struct{ items []retireItem }
 type retireItem struct {
 	partition uint64
 	cuts      cuts
+	start     uint64 // the log start after the slice
 }
 
 // cuts are the times before which a partition's messages are too old; 0: no such rule.
@@ -100,9 +101,11 @@ func (m *Machine) retain() {
 		if key != r.queue {
 			r.queue, r.part = key, 0
 		}
-		budget--
 		if cut := q.opts.cuts(m.now); cut != (cuts{}) || r.cleaning {
 			through = m.retainQueue(c, slice, q, cut, &budget)
+		}
+		if budget--; through {
+			r.queue, r.part = key+"\x00", 0 // the next one has a name above
 		}
 		return through
 	})
@@ -128,7 +131,7 @@ func (m *Machine) retainQueue(c *Call, slice *retire, q *queue, cut cuts, budget
 		if p.start < p.next && cut != (cuts{}) {
 			rows, lookup := m.retainPartition(c, p, cut)
 			if *budget -= rows; lookup {
-				slice.items = append(slice.items, retireItem{p.id, cut})
+				slice.items = append(slice.items, retireItem{partition: p.id, cuts: cut})
 			}
 		}
 		if r.cleaning && m.idle(p) {
@@ -146,14 +149,19 @@ func (m *Machine) retainQueue(c *Call, slice *retire, q *queue, cut cuts, budget
 // planRetire plans a slice again, with its look-ups made.
 func (m *Machine) planRetire(c *Call, slice *retire) verdict {
 	m.ret.waiting = false
-	for _, it := range slice.items {
+	for i := range slice.items {
+		it := &slice.items[i]
 		p := m.s.partitions[it.partition]
-		if p == nil || p.q.deleted || p.start == p.next {
+		if p == nil || p.q.deleted {
+			continue
+		}
+		if it.start = p.start; p.start == p.next {
 			continue
 		}
 		// An option that was changed meanwhile may keep more; the next pass asks again.
 		if now := p.q.opts.cuts(m.now); it.cuts.age <= now.age && it.cuts.done <= now.done {
 			m.retainPartition(c, p, it.cuts)
+			it.start = p.start
 		}
 	}
 	for i := range c.needs {
