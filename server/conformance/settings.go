@@ -76,6 +76,8 @@ func (s *settings) apply(name, text string) error {
 		l.TimerPayloadBytes = n
 	case "QUEEN_TIMERS_MAX_OPS_PER_CALL":
 		l.TimerOps = n
+	case "PARTITION_CLEANUP_DAYS":
+		p.PartitionCleanup = int64(n) * 86400 * 1_000_000
 	case "QUEEN_SWEEPER_MAX_ATTEMPTS":
 		p.TimerMaxAttempts = int64(n)
 	default:
