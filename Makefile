@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model bench examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model week reclaim-crash bench examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -65,6 +65,14 @@ sim:
 
 sim-bugs:
 	@GO="$(GO)" ./tools/sim-bugs.sh
+
+# week simulates a week of traffic with retention and prints what is on disk and in memory day by day.
+week:
+	$(GO) test ./server/retention -run 'TestWeek$$' -v -count=1
+
+# reclaim-crash takes the power away at every call of a reclaim; the tests take every seventh.
+reclaim-crash:
+	$(GO) test ./server/retention -run 'TestReclaimCrashedAtEveryCall$$' -v -count=1 -every=1 -timeout 30m
 
 examples: build
 	./examples/run.sh

@@ -73,11 +73,8 @@ func week(t *testing.T, shards int) {
 	if f.Failures != 0 || f.FailedLookups != 0 {
 		t.Errorf("something failed: %+v", f)
 	}
-	digest := r.digest()
-	r.kill()
-	if got := r.digest(); got != digest {
-		t.Errorf("digest %x after a kill, %x before", got, digest)
-	}
+	r.kill() // what it left, the next start accepts
+	r.traffic(7 * stepsPerDay)
 	r.stop()
 }
 
