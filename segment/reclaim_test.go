@@ -36,9 +36,10 @@ func reclaimable(t *testing.T, fsys vfs.FS) *Log {
 // contents reads a log front to back.
 func contents(t *testing.T, l *Log) (out []string, seqs []uint64) {
 	t.Helper()
-	for _, s := range l.Segments() {
+	segments := l.Segments()
+	for i, s := range segments {
 		seqs = append(seqs, s.Seq)
-		if end, err := l.Scan(s.Seq, 0, func(_ int64, body []byte) error { out = append(out, string(body)); return nil }); err != nil || end != s.Size {
+		if end, err := l.Scan(s.Seq, 0, func(_ int64, body []byte) error { out = append(out, string(body)); return nil }); err != nil || end != s.Size && i < len(segments)-1 { // the newest has prepared space
 			t.Fatalf("file %d ends at %d of %d: %v", s.Seq, end, s.Size, err)
 		}
 	}
