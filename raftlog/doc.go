@@ -11,7 +11,7 @@
 // logs whose sync is due, synced (writer.go). Neither starts anything or reads
 // a clock, so that a simulator can drive both. Around them stand goroutines:
 // the loop (turns.go), the writer with its sync workers (writerloop.go), the
-// rows writer (rowsloop.go), the sealer (sealer.go) and the preparers
+// rows writer (rowsloop.go), the sealer (sealer.go), the reclaimer (reclaim.go) and the preparers
 // (prepare.go). A turn is run by whoever brings something in and finds the core
 // free, the submitter of a call or the log writer; by the loop otherwise. Package recovery finds out what a directory holds and hands it
 // to Start.
@@ -67,9 +67,6 @@
 //
 // # Not here yet
 //
-// Peers (Send and Step are the seams), snapshots, the rebuild of F7, a read-ahead
-// for lagging followers, and freeing files: a log of a deleted queue and a
-// sealed file without live records stay. The place for that is the sealer; a
-// file may go when the newest footer no longer lists it, which is why a footer
-// lists the files of every log (Claims).
+// Peers (Send and Step are the seams), snapshots, the rebuild of F7, and a read-ahead
+// for lagging followers. Reclaim does not know of files that a snapshot would pin.
 package raftlog

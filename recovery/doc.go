@@ -33,7 +33,9 @@
 // Footer.Extra of a checkpoint lists, for each log, the files that it had and
 // where its newest applied record ended. What a footer names is durable, so a
 // log that ends before it, or lacks one of the files, is damaged; claims in
-// records (I2) say nothing about entries that the checkpoint covers.
+// records (I2) say nothing about entries that the checkpoint covers. Files that
+// reclaim is about to remove are left out: a hole before a file that is listed
+// is explained by that, or by the header of a rewritten file before it.
 //
 //	1   version, 1
 //	    uvarint number of logs, rising by id, each:
