@@ -448,6 +448,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	if inTxn {
 		m.b.Touch(c.p.q.id)
 	}
+	c.absolve()
 	m.put(c)
 	m.refresh(c)
 }

@@ -126,9 +126,21 @@ type Pop struct {
 
 	// Result. No claims: nothing delivered (204).
 	Claims []*Claim
+	// Poisoned are messages that this pop put aside on its way (maxDeliveries).
+	Poisoned []Poisoned
 
 	parked   bool
 	deadline int64
+}
+
+// Poisoned is a message that was handed out alone maxDeliveries times, and whose
+// leases all expired.
+type Poisoned struct {
+	Queue, Partition string
+	PartitionID      uint64
+	Offset           uint64
+	Deliveries       int
+	Filed            bool // in the dead-letter queue; false: dropped, it is off
 }
 
 // Claim is what a pop got of one partition.

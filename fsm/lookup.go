@@ -43,7 +43,9 @@ type need struct {
 	// since is how far back memory reached when the look-up was asked for. What
 	// was evicted later may be neither in memory nor in the result (F12).
 	since int64
-	done  bool
+	// lenient: an error is the planner's to judge, as nothing found.
+	lenient bool
+	done    bool
 
 	at    uint64 // needTime, needRetire
 	hits  []hit
@@ -115,7 +117,7 @@ func (c *Call) Resolve(l Lookups, times AppendTimes) error {
 		if n.done {
 			continue
 		}
-		if n.err = n.resolve(l, times); n.err != nil && !c.internal {
+		if n.err = n.resolve(l, times); n.err != nil && !c.internal && !n.lenient {
 			err := n.err
 			n.err = nil
 			return fmt.Errorf("look-up for partition %d: %w", n.partition, err)

@@ -24,6 +24,7 @@ type model struct {
 	usedParts map[uint64]bool
 	versions  map[int64]bool
 	highest   map[string]int64 // highest version of a key, also of deleted ones
+	aside     map[*Pop]int     // messages that a pop put aside, and the model too
 	problem   string           // the first difference that was found
 }
 
@@ -69,6 +70,11 @@ type mCursor struct {
 	handed   int64 // the cycle whose commitOnDelivery batch is being answered: nothing more in it
 	first    uint64
 	attempts int
+
+	// maxDeliveries: messages below single go one at a time; alone is one that
+	// went alone, and died the number of its leases that expired.
+	single, alone uint64
+	died          int64
 }
 
 type mLease struct {
@@ -124,7 +130,7 @@ func newModel(cfg Config) *model {
 	return &model{
 		cfg: cfg, queues: map[string]*mQueue{}, kv: map[string]*mKV{}, timers: map[string]*mTimer{},
 		letters: map[[16]byte]*mLetter{}, orphans: map[string][]*mWait{}, usedParts: map[uint64]bool{},
-		versions: map[int64]bool{}, highest: map[string]int64{},
+		versions: map[int64]bool{}, highest: map[string]int64{}, aside: map[*Pop]int{},
 	}
 }
 

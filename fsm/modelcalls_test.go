@@ -20,7 +20,7 @@ func (x *modelRun) next() *Call {
 }
 
 func (x *modelRun) body() (any, string) {
-	switch n := x.pick(60); {
+	switch n := x.pick(68); {
 	case n < 12:
 		return x.push()
 	case n < 26:
@@ -42,6 +42,8 @@ func (x *modelRun) body() (any, string) {
 		return x.handBack()
 	case n < 59:
 		return x.replay()
+	case n < 67:
+		return x.die()
 	}
 	switch x.pick(4) {
 	case 0:
@@ -104,6 +106,26 @@ func (x *modelRun) pop() (any, string) {
 	}
 	return p, fmt.Sprintf("pop %q/%q ns %v task %v group %s mode %d from %d batch %d parts %d wait %d cod %v lease %s", p.Queue, p.Partition,
 		p.MatchNamespace, p.MatchTask, p.Group, p.Mode, p.From-startTime, p.Batch, p.Partitions, p.WaitMicros, p.CommitOnDelivery, p.LeaseID[:])
+}
+
+// die is a worker that takes what another one died of, once its lease is over.
+func (x *modelRun) die() (any, string) {
+	list := x.places(true)
+	if len(list) == 0 {
+		return x.pop()
+	}
+	at := list[x.pick(len(list))]
+	if at.part.q.opts.MaxDeliveries == 0 {
+		c := &Configure{Queue: at.part.q.name, Set: []OptionValue{{Name: "maxDeliveries", Num: int64(1 + x.pick(2))}}}
+		return c, fmt.Sprintf("configure %s %+v", c.Queue, c.Set)
+	}
+	x.r.now = max(x.r.now, at.c.lease.expires+int64(x.pick(2)))
+	p := &Pop{
+		Queue: at.part.q.name, Group: at.group, Partition: choose(x, "", at.part.name), Batch: choose(x, 1, 3, 200), Partitions: 1 + x.pick(3),
+		LeaseSeconds: 1, LeaseID: x.newLease(), CommitOnDelivery: x.oneIn(16), WaitMicros: choose(x, int64(0), 500_000),
+	}
+	return p, fmt.Sprintf("pop %q/%q group %s batch %d parts %d cod %v lease %s after a death", p.Queue, p.Partition, p.Group, p.Batch,
+		p.Partitions, p.CommitOnDelivery, p.LeaseID[:])
 }
 
 // place is a cursor that acks can be about.
@@ -363,6 +385,8 @@ func (x *modelRun) configure() (any, string) {
 			OptionValue{Name: "completedRetentionSeconds", Num: choose(x, int64(0), 1, 2)},
 			OptionValue{Name: "maxWaitTimeSeconds", Num: choose(x, int64(0), 0, 0, 3)},
 			OptionValue{Name: "priority", Num: int64(x.pick(3)) - 1},
+			OptionValue{Name: "maxDeliveries", Num: int64(x.pick(4))},
+			OptionValue{Name: "maxDeliveries", Num: int64(1 + x.pick(2))},
 		)
 		v.Null = x.oneIn(5)
 		c.Set = append(c.Set, v)

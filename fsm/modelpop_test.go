@@ -36,7 +36,7 @@ func (m *model) claims(g *mGroup, q *mQueue, p *Pop, claims []*Claim, budget int
 			m.fail("claim of %s/%s for group %s, where nothing is deliverable", q.name, part.name, g.name)
 			return 0
 		}
-		want = want[:min(len(want), budget)]
+		want = want[:min(len(want), m.oneAtATime(part, part.cursors[g.name], want[0], budget))]
 		if got := claimOffsets(cl); !slices.Equal(got, want) {
 			m.fail("claim of %s/%s for %s by %s at %d has offsets %v, want %v; appended at %v", q.name, part.name, g.name, p.LeaseID[:], m.now-startTime, got, want, part.times())
 		}
@@ -45,6 +45,77 @@ func (m *model) claims(g *mGroup, q *mQueue, p *Pop, claims []*Claim, budget int
 		m.claim(g, part, p, cl, want, seconds)
 	}
 	return budget
+}
+
+// charge reads what the last lease of a cursor tells when it has expired with
+// something unsettled. It is asked when the cursor can be claimed.
+func (m *model) charge(p *mPart, c *mCursor, first uint64) {
+	if c.alone != first {
+		c.alone, c.died = first, 0
+	}
+	if l := c.lease; l != nil && first <= l.to {
+		c.single = max(c.single, l.to+1)
+		if l.from == l.to {
+			c.died++
+		}
+	}
+	c.lease = nil
+	if c.single <= first {
+		c.single, c.died = 0, 0
+	}
+}
+
+// oneAtATime is how many messages a claim of a partition may have.
+func (m *model) oneAtATime(p *mPart, c *mCursor, first uint64, budget int) int {
+	if c == nil {
+		return budget
+	}
+	limit := p.q.opts.MaxDeliveries
+	if limit == 0 {
+		c.single, c.died = 0, 0
+		return budget
+	}
+	m.charge(p, c, first)
+	if c.died >= limit {
+		m.fail("a claim of %s/%s has offset %d, whose lease of it alone expired %d times", p.q.name, p.name, first, c.died)
+	}
+	if c.single > first {
+		return 1
+	}
+	return budget
+}
+
+// putAside takes over what a pop put aside of a queue since it was last looked at.
+func (m *model) putAside(q *mQueue, g *mGroup, p *Pop) {
+	for ; m.aside[p] < len(p.Poisoned) && p.Poisoned[m.aside[p]].Queue == q.name; m.aside[p]++ {
+		bad := &p.Poisoned[m.aside[p]]
+		part := q.parts[bad.Partition]
+		if part == nil || part.cursors[g.name] == nil {
+			m.fail("%s/%s has no cursor of %s, and offset %d is put aside", q.name, bad.Partition, g.name, bad.Offset)
+			return
+		}
+		c, opts := part.cursors[g.name], &q.opts
+		ready := m.deliverable(g, part)
+		if len(ready) == 0 || ready[0] != bad.Offset {
+			m.fail("offset %d of %s/%s is put aside, deliverable are %v", bad.Offset, q.name, part.name, ready)
+			return
+		}
+		m.charge(part, c, bad.Offset)
+		if opts.MaxDeliveries == 0 || c.died < opts.MaxDeliveries {
+			m.fail("offset %d of %s/%s is put aside after %d of %d deliveries", bad.Offset, q.name, part.name, c.died, opts.MaxDeliveries)
+		}
+		m.expect("deliveries of what is put aside", int64(bad.Deliveries), c.died)
+		keeps := opts.DeadLetterQueue || opts.DLQAfterMaxRetries
+		m.expect("what is put aside is filed", bad.Filed, keeps)
+		if keeps {
+			m.file(&mLetter{
+				q: q, part: part.name, offset: bad.Offset, group: g.name, err: "maxDeliveries", retries: c.retries,
+				failed: m.now, raw: part.msgs[bad.Offset].raw,
+			})
+		}
+		c.floor, c.retries = int64(bad.Offset), 0
+		c.normalise()
+	}
 }
 
 func (p *mPart) times() (out []int64) {
@@ -102,7 +173,7 @@ func (m *model) nothingLeft(g *mGroup, q *mQueue, p *Pop, why string) {
 // lookups reports whether claims of a group may need the disk, so that a pop
 // can be content with less than there is.
 func (g *mGroup) lookups(q *mQueue) bool {
-	return g.mode == SubscribeFrom || q.opts.DelayedProcessing > 0
+	return g.mode == SubscribeFrom || q.opts.DelayedProcessing > 0 || q.opts.MaxDeliveries > 0
 }
 
 // serve checks the waiting pops of all groups, in arrival order. state says
@@ -135,6 +206,7 @@ func (m *model) serveGroup(q *mQueue, g *mGroup, state func(*Call) popState) {
 	for _, w := range g.waiters {
 		p := w.pop
 		s := state(w.call)
+		m.putAside(q, g, p)
 		switch {
 		case s == popPrepares:
 			if !g.lookups(q) {
@@ -191,6 +263,7 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 			continue
 		}
 		g := m.group(q, p.Group, p.Mode, p.From)
+		m.putAside(q, g, p)
 		if prepares {
 			continue
 		}

@@ -78,6 +78,55 @@ func (p *redeliveryForgetsPlant) after(r *rig, _ []*Call) {
 	}
 }
 
+// wholeAgainPlant hands an expired batch out whole: it forgets what expired.
+type wholeAgainPlant struct{}
+
+func (wholeAgainPlant) before(r *rig, _ []*Call) {
+	for c := range suspicions(r) {
+		c.suspect = nil
+	}
+}
+
+func (wholeAgainPlant) after(*rig, []*Call) {}
+
+// chargedTwicePlant counts an expired lease of a single message twice.
+type chargedTwicePlant struct{ counts map[*cursor]suspicion }
+
+func (p *chargedTwicePlant) before(r *rig, _ []*Call) { p.counts = suspicions(r) }
+
+func (p *chargedTwicePlant) after(r *rig, _ []*Call) {
+	for c, s := range suspicions(r) {
+		if old := p.counts[c]; s.at == old.at && s.count == old.count+1 {
+			c.suspect.count++
+		}
+	}
+}
+
+// nackChargedPlant charges a message that its worker gave back.
+type nackChargedPlant struct{ held notes }
+
+func (p *nackChargedPlant) before(r *rig, _ []*Call) { p.held = leasesOf(r) }
+
+func (p *nackChargedPlant) after(r *rig, _ []*Call) {
+	for c, l := range p.held {
+		if c.lease == nil && c.released != nil && c.released.id == l.id && c.suspect != nil && c.suspect.at == c.firstUnsettled() {
+			c.suspect.count++
+		}
+	}
+}
+
+func suspicions(r *rig) map[*cursor]suspicion {
+	all := map[*cursor]suspicion{}
+	for _, p := range r.m.s.partitions {
+		for _, c := range p.cursors {
+			if c.suspect != nil {
+				all[c] = *c.suspect
+			}
+		}
+	}
+	return all
+}
+
 // versionReusePlant gives the version of a deleted key out again.
 type versionReusePlant struct{ rows int64 }
 
@@ -132,6 +181,9 @@ func TestModelFindsPlantedBugs(t *testing.T) {
 		"dedup window a unit too long":          func() plant { return &dedupWindowPlant{} },
 		"nack keeps the lease":                  func() plant { return &nackKeepsLeasePlant{} },
 		"settled set forgotten on redelivery":   func() plant { return &redeliveryForgetsPlant{} },
+		"expired batch handed out whole":        func() plant { return wholeAgainPlant{} },
+		"expired single lease charged twice":    func() plant { return &chargedTwicePlant{} },
+		"nack charged as a delivery":            func() plant { return &nackChargedPlant{} },
 		"version of a deleted key given again":  func() plant { return &versionReusePlant{} },
 		"timer fires although it was cancelled": func() plant { return &cancelledFiresPlant{} },
 	} {

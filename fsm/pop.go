@@ -319,6 +319,17 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 	if unknown {
 		return true
 	}
+	for aside := asideDone; aside == asideDone && first < limit; first = c.firstUnsettled() {
+		switch aside = m.setAside(call, p, c, first); aside {
+		case asideLookup:
+			return true
+		case asideHeld:
+			return false
+		}
+	}
+	if first < limit {
+		budget = m.isolate(c, first, budget)
+	}
 	cl := c.batch(first, limit, budget)
 	if cl == nil {
 		m.refresh(c)

@@ -8,7 +8,7 @@ import (
 	"queen/index"
 )
 
-// # Format of rows (version 1)
+// # Format of rows (version 1; cursors: 1 and 2)
 //
 // A row has a key and a value. Keys start with a kind and, where the row
 // belongs to a queue, the queue's id; numbers in keys are big endian, so that
@@ -249,10 +249,16 @@ func (g *group) decode(b []byte) error {
 	return r.end()
 }
 
+// Flags of a cursor's row. Version 1 of the row knows the first three. A row with
+// cursorHasSuspicion is of version 2: it ends in what version 1 does not know,
+// so a build that reads version 1 only refuses it, and a row without is the same
+// in both.
 const (
-	cursorHasLease = 1 << iota
-	cursorHasReleased
-	cursorHasMetadata
+	cursorHasLease     = 1
+	cursorHasReleased  = 2
+	cursorHasMetadata  = 4
+	cursorHasSuspicion = 8
+	cursorFlags        = 15
 )
 
 func (c *cursor) encode(dst []byte) []byte {
@@ -265,6 +271,9 @@ func (c *cursor) encode(dst []byte) []byte {
 	}
 	if c.metadata != nil {
 		flags |= cursorHasMetadata
+	}
+	if c.suspect != nil {
+		flags |= cursorHasSuspicion
 	}
 	dst = append(dst, flags)
 	dst = binary.AppendVarint(dst, c.committed)
@@ -291,12 +300,18 @@ func (c *cursor) encode(dst []byte) []byte {
 	if c.metadata != nil {
 		dst = putString(dst, *c.metadata)
 	}
+	if s := c.suspect; s != nil {
+		dst = appendUvarints(dst, s.through, s.at, uint64(s.count))
+	}
 	return dst
 }
 
 func (c *cursor) decode(b []byte) error {
 	r := rowReader{b: b}
 	flags := r.byte()
+	if flags&^cursorFlags != 0 {
+		return fmt.Errorf("a cursor with flags %#x, this build reads %#x: it was written by a newer build, start that one", flags, cursorFlags)
+	}
 	c.committed, c.firstTry = r.varint(), r.uvarint()
 	c.attempt, c.retries = int32(r.uvarint()), int32(r.uvarint())
 	c.delayUntil = r.varint()
@@ -313,6 +328,10 @@ func (c *cursor) decode(b []byte) error {
 	if flags&cursorHasMetadata != 0 {
 		text := r.string()
 		c.metadata = &text
+	}
+	c.suspect = nil
+	if flags&cursorHasSuspicion != 0 {
+		c.suspect = &suspicion{through: r.uvarint(), at: r.uvarint(), count: int32(r.uvarint())}
 	}
 	return r.end()
 }

@@ -108,9 +108,10 @@ type cursor struct {
 	lease      *lease
 	released   *releasedLease
 	sets       *settledSets
-	metadata   *string // stored with a position; nil: none
-	committed  int64   // -1: nothing
-	firstTry   uint64  // first offset of the last delivered batch
+	metadata   *string    // stored with a position; nil: none
+	suspect    *suspicion // maxDeliveries; nil: none
+	committed  int64      // -1: nothing
+	firstTry   uint64     // first offset of the last delivered batch
 	delayUntil int64
 	holdUntil  int64 // not part of the row: a batch is in the edge's hands, or unreadable
 	wakeAt     int64 // when to look again (heap), 0: not in the heap

@@ -174,7 +174,7 @@ func (m *Machine) setPosition(tenant string, p *Position) {
 		m.resetSets(c)
 	}
 	c.committed = committed
-	c.retries, c.attempt, c.delayUntil, c.holdUntil, c.released, c.metadata = 0, 0, 0, 0, nil, nil
+	c.retries, c.attempt, c.delayUntil, c.holdUntil, c.released, c.metadata, c.suspect = 0, 0, 0, 0, nil, nil, nil
 	if p.Metadata != "" && !p.Forget {
 		text := p.Metadata
 		c.metadata = &text

@@ -79,24 +79,7 @@ func parseConfigure(w *work) (b configureBody) {
 	for _, m := range top {
 		b.take(m)
 	}
-	b.nameIdle()
 	return b
-}
-
-// nameIdle names maxDeliveries among what is ignored when it is set above 0:
-// the value is stored and echoed, but nothing counts deliveries yet, and who
-// relies on a bound should hear that there is none.
-func (b *configureBody) nameIdle() {
-	const name = "maxDeliveries"
-	n := int64(0)
-	for _, v := range b.set { // the last one wins
-		if v.Name == name {
-			n = v.Num
-		}
-	}
-	if n > 0 {
-		b.ignored = append(b.ignored, name)
-	}
 }
 
 func (b *configureBody) takeMode(sc *rawjson.Scanner) {

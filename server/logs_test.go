@@ -218,14 +218,20 @@ func TestDeliveryCostsOneCommit(t *testing.T) {
 	}
 }
 
-const fixtureDir = "testdata/data-v1"
+// fixtureCall is a call on an opened fixture, and what its answer must contain.
+type fixtureCall struct{ method, path, body, want string }
 
-// fixtureClock runs from when the fixture was made, so that nothing in it
-// grows old: transactionIds are recognised within an hour.
-func fixtureClock() raftlog.Clock {
-	made := time.Date(2026, 12, 1, 0, 46, 48, 0, time.UTC)
+// fixtureClock runs from when a fixture was made, so that nothing in it grows
+// old: transactionIds are recognised within an hour.
+func fixtureClock(made time.Time) raftlog.Clock {
 	return shiftedClock{raftlog.SystemClock(), time.Until(made).Microseconds()}
 }
+
+// When the fixtures were made.
+var (
+	paymentMade = time.Date(2026, 12, 1, 0, 46, 48, 0, time.UTC)
+	poisonMade  = time.Date(2026, 12, 1, 1, 52, 0, 0, time.UTC)
+)
 
 // shiftedClock is a clock of another date.
 type shiftedClock struct {
@@ -239,44 +245,94 @@ func (c shiftedClock) Now() raftlog.Times {
 	return now
 }
 
-// TestDataDirectoryFixture opens a copy of a data directory that an earlier
-// build left after a kill, and reads every part of it back. Every later build
-// must. QUEEN_UPDATE_FIXTURE=1 makes it anew, for a new format version only.
+// TestDataDirectoryFixture opens copies of data directories that earlier builds
+// left after a kill, and reads every part of them back. Every later build must.
+// QUEEN_UPDATE_FIXTURE names the one to make anew (data-v2), for a format that no
+// release has written yet.
 func TestDataDirectoryFixture(t *testing.T) {
-	if os.Getenv("QUEEN_UPDATE_FIXTURE") == "1" {
-		makeFixture(t)
-	}
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(fixtureDir)); err != nil {
-		t.Fatal(err)
-	}
-	b := startBrokerOn(t, vfs.OS(), dir, fixtureClock())
-	for _, c := range []struct{ method, path, body, want string }{
-		{"GET", "/api/v1/kv/state/77001", "", `"value":{"s":"routed"}`},
-		{"GET", "/api/v1/kv/seen/scan-1", "", `"found":true`},
-		{"GET", "/api/v1/timers/chase/77001", "", `"txn":"chase-77001"`},
-		{"GET", "/api/v1/dlq?queue=parcels", "", `"errorMessage":"label unreadable"`},
-		{"GET", "/api/v1/resources/queues/labels/depth", "", `"pending":1`},
-		{"POST", "/api/v1/push", `{"items":[{"queue":"labels","partition":"n4","transactionId":"label-1","payload":0}]}`, `"status":"duplicate","offset":0`},
-		{"GET", "/api/v1/pop/queue/labels?consumerGroup=x&subscriptionMode=all", "", `"data":{"parcel":12345678901234567890}`},
-		{"GET", "/api/v1/pop/queue/parcels?consumerGroup=new&subscriptionMode=all&batch=9", "", `"transactionId":"scan-3"`},
+	for _, f := range []struct {
+		name  string
+		made  time.Time
+		make  func(t *testing.T, dir string)
+		calls []fixtureCall
+	}{
+		{"data-v1", paymentMade, makePaymentFixture, []fixtureCall{
+			{"GET", "/api/v1/kv/state/77001", "", `"value":{"s":"routed"}`},
+			{"GET", "/api/v1/kv/seen/scan-1", "", `"found":true`},
+			{"GET", "/api/v1/timers/chase/77001", "", `"txn":"chase-77001"`},
+			{"GET", "/api/v1/dlq?queue=parcels", "", `"errorMessage":"label unreadable"`},
+			{"GET", "/api/v1/resources/queues/labels/depth", "", `"pending":1`},
+			{"POST", "/api/v1/push", `{"items":[{"queue":"labels","partition":"n4","transactionId":"label-1","payload":0}]}`, `"status":"duplicate","offset":0`},
+			{"GET", "/api/v1/pop/queue/labels?consumerGroup=x&subscriptionMode=all", "", `"data":{"parcel":12345678901234567890}`},
+			{"GET", "/api/v1/pop/queue/parcels?consumerGroup=new&subscriptionMode=all&batch=9", "", `"transactionId":"scan-3"`},
+		}},
+		// Cursors of version 2: a checkpoint with a message under suspicion, and a log with one delivery of it more.
+		{"data-v2", poisonMade, makePoisonFixture, []fixtureCall{
+			{"GET", "/api/v1/dlq?queue=parcels", "", `"total":0`},
+			{"GET", "/api/v1/pop/queue/parcels?batch=9&wait=true", "", `"transactionId":"scan-2"`},
+			{"GET", "/api/v1/dlq?queue=parcels", "", `"errorMessage":"maxDeliveries"`},
+			{"GET", "/api/v1/dlq?queue=parcels", "", `"transactionId":"scan-1"`},
+		}},
 	} {
-		if _, body := b.do(c.method, c.path, c.body); !strings.Contains(string(body), c.want) {
-			t.Errorf("%s %s: %s\nwant %s", c.method, c.path, body, c.want)
-		}
+		t.Run(f.name, func(t *testing.T) {
+			fixture := filepath.Join("testdata", f.name)
+			if os.Getenv("QUEEN_UPDATE_FIXTURE") == f.name {
+				f.make(t, fixture)
+			}
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(fixture)); err != nil {
+				t.Fatal(err)
+			}
+			b := startBrokerOn(t, vfs.OS(), dir, fixtureClock(f.made))
+			for _, c := range f.calls {
+				if _, body := b.do(c.method, c.path, c.body); !strings.Contains(string(body), c.want) {
+					t.Errorf("%s %s: %s\nwant %s", c.method, c.path, body, c.want)
+				}
+			}
+		})
 	}
 }
 
-// makeFixture runs the payment step on a fresh directory, with a checkpoint in
-// the middle (a clean stop) and a kill at the end.
-func makeFixture(t *testing.T) {
+// makePoisonFixture lets workers die of a message: the whole batch and then once
+// alone before a clean stop, and once more before a kill.
+func makePoisonFixture(t *testing.T, dir string) {
+	fs := vfs.NewMem(7)
+	take := func(b *broker, want string) {
+		t.Helper()
+		if p, _ := b.pop("parcels?batch=9&leaseSeconds=1&wait=true&timeout=30000"); len(p.Messages) == 0 || p.Messages[0].TransactionID != want {
+			t.Fatalf("popped %+v, want %s", p.Messages, want)
+		}
+	}
+	t.Run("first", func(t *testing.T) {
+		b := startBrokerOn(t, fs, "data", fixtureClock(poisonMade))
+		b.do("POST", "/api/v1/configure", `{"queue":"parcels","options":{"maxDeliveries":2}}`)
+		b.do("POST", "/api/v1/push", `{"items":[{"queue":"parcels","partition":"v","transactionId":"scan-1","payload":{"p":1}},{"queue":"parcels","partition":"v","transactionId":"scan-2","payload":{"p":2}}]}`)
+		take(b, "scan-1")
+		take(b, "scan-1")
+	})
+	b := startBrokerOn(t, fs, "data", fixtureClock(poisonMade))
+	take(b, "scan-1")
+	copyFixture(t, fs.Clone(), dir)
+}
+
+// copyFixture puts a data directory into the place of a fixture.
+func copyFixture(t *testing.T, killed vfs.FS, dir string) {
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	copyOut(t, killed, "data", dir)
+}
+
+// makePaymentFixture runs the payment step on a fresh directory, with a checkpoint
+// in the middle (a clean stop) and a kill at the end.
+func makePaymentFixture(t *testing.T, dir string) {
 	fs := vfs.NewMem(7)
 	t.Run("first", func(t *testing.T) {
-		b := startBrokerOn(t, fs, "data", fixtureClock())
+		b := startBrokerOn(t, fs, "data", fixtureClock(paymentMade))
 		b.do("POST", "/api/v1/push", `{"items":[{"queue":"parcels","partition":"v","transactionId":"scan-1","payload":{"p":1}},{"queue":"parcels","partition":"v","transactionId":"scan-2","payload":{"p":2}},{"queue":"parcels","partition":"v","transactionId":"scan-3","payload":{"p":3}}]}`)
 		b.do("POST", "/api/v1/configure", `{"queue":"parcels","options":{"retryLimit":0}}`)
 	})
-	b := startBrokerOn(t, fs, "data", fixtureClock())
+	b := startBrokerOn(t, fs, "data", fixtureClock(paymentMade))
 	p, _ := b.pop("parcels?consumerGroup=routing&subscriptionMode=all&batch=2&leaseSeconds=3600")
 	if len(p.Messages) != 2 {
 		t.Fatal("no batch")
@@ -293,11 +349,7 @@ func makeFixture(t *testing.T) {
 	if _, body := b.do("POST", "/api/v1/ack", `{`+ack(1, "failed")+`,"error":"label unreadable"}`); !strings.Contains(string(body), `"dlq":true`) {
 		t.Fatalf("%s", body)
 	}
-	killed := fs.Clone()
-	if err := os.RemoveAll(fixtureDir); err != nil {
-		t.Fatal(err)
-	}
-	copyOut(t, killed, "data", fixtureDir)
+	copyFixture(t, fs.Clone(), dir)
 }
 
 func copyOut(t *testing.T, fs vfs.FS, from, to string) {

@@ -143,7 +143,22 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 		x.undecided(err)
 		return
 	}
+	s.tellPoisoned(pop)
 	s.answerPop(x, w, report)
+}
+
+// tellPoisoned says in the log which messages a pop has put aside: nobody else
+// would say that their workers die.
+func (s *Server) tellPoisoned(pop *fsm.Pop) {
+	for i := range pop.Poisoned {
+		m := &pop.Poisoned[i]
+		done := "filed in the dead-letter queue"
+		if !m.Filed {
+			done = "dropped, the queue's dead-letter queue is off"
+		}
+		s.log.Warn("every lease of this message alone expired; it was "+done, "queue", m.Queue, "partition", m.Partition,
+			"offset", m.Offset, "consumerGroup", pop.Group, "deliveries", m.Deliveries)
+	}
 }
 
 // waitTime is how long a waiting pop may take.
