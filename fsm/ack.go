@@ -592,8 +592,7 @@ func (m *Machine) fileLetter(l *deadLetter, content []byte) {
 		m.s.meta.value++
 		m.b.Value(l.value, l.q.id, content)
 	}
-	m.s.letters[l.id] = l
-	l.q.letters.Set(string(l.id[:]), l)
+	m.s.addLetter(l)
 	if p := m.s.partitions[l.partitionID]; p != nil {
 		p.letters++
 	}

@@ -116,7 +116,8 @@ func ackBatch(t *testing.T, status []AckStatus, order []int, together, known boo
 			end[o] = 'p'
 		}
 	}
-	for _, l := range r.m.s.DeadLetters(tenantA, DeadLetterFilter{Queue: "a", Limit: 10}) {
+	letters, _ := r.m.s.DeadLetters(tenantA, &DeadLetterFilter{Queue: "a", Limit: 10})
+	for _, l := range letters {
 		if end[l.Offset] != 'd' {
 			t.Fatalf("statuses %v: offset %d is dead-lettered and pending, or twice", status, l.Offset)
 		}

@@ -30,17 +30,40 @@ func (m *Machine) planConfigure(tenant string, cf *Configure) verdict {
 	return answered
 }
 
-// optionsChanged looks again at what the changed options decide: whether
-// stored messages are deliverable.
+// optionsChanged has the cursors looked at again when the changed options decide
+// whether stored messages are deliverable: in slices, from this cycle on.
 func (m *Machine) optionsChanged(q *queue, old *Options) {
 	if q.opts.DelayedProcessing == old.DelayedProcessing && q.opts.WindowBuffer == old.WindowBuffer {
 		return
 	}
-	for _, p := range q.parts {
-		p.delay = nil
-		for _, c := range p.cursors {
-			m.refresh(c)
+	if q.reviewed == reviewDone {
+		m.reviews = append(m.reviews, q)
+	}
+	q.reviewed = 0
+}
+
+// reviewDone is queue.reviewed of a queue whose cursors all know its options.
+const reviewDone = -1
+
+// reviewSlice bounds how many partitions a cycle looks at after options changed.
+const reviewSlice = 256
+
+// review goes on with the queues whose options changed.
+func (m *Machine) review() {
+	for budget := reviewSlice; len(m.reviews) > 0; m.reviews = m.reviews[1:] {
+		q := m.reviews[0]
+		for ; !q.deleted && q.reviewed < len(q.parts); q.reviewed++ {
+			if budget == 0 {
+				return
+			}
+			budget--
+			p := q.parts[q.reviewed]
+			p.delay = nil
+			for _, c := range p.cursors {
+				m.refresh(c)
+			}
 		}
+		q.reviewed = reviewDone
 	}
 }
 
@@ -122,15 +145,14 @@ func (m *Machine) sweepDead() {
 		}
 		return
 	}
+	if q.letters.Len() > 0 {
+		m.sweepLetters(q)
+		return
+	}
 	for _, g := range q.groups {
 		g.exists = false
 		delete(m.s.groups, g.id)
 	}
-	q.letters.Scan(func(_ string, l *deadLetter) bool {
-		l.dead = true
-		delete(m.s.letters, l.id)
-		return true
-	})
 	for _, kind := range []byte{rowGroup, rowLetter} {
 		m.removeRange(rowKey(nil, kind, q.id), rowKey(nil, kind, q.id+1))
 	}
@@ -138,6 +160,19 @@ func (m *Machine) sweepDead() {
 	m.remove(q)
 	delete(m.s.queues, q.id)
 	m.s.dead = m.s.dead[1:]
+}
+
+// sweepLetters removes a slice of a deleted queue's dead letters.
+func (m *Machine) sweepLetters(q *queue) {
+	var gone []*deadLetter
+	q.letters.Scan(func(_ string, l *deadLetter) bool {
+		gone = append(gone, l)
+		return len(gone) < sweepSliceRows
+	})
+	for _, l := range gone {
+		m.s.dropLetter(l)
+	}
+	m.removeRange(letterKey(nil, gone[0]), append(letterKey(nil, gone[len(gone)-1]), 0))
 }
 
 // planReplay moves a dead letter: the copy's append and the row's removal are
@@ -208,24 +243,4 @@ func (m *Machine) deleteLetter(l *deadLetter) {
 		p.letters--
 	}
 	m.remove(l)
-}
-
-func (m *Machine) planPurge(tenant string, p *PurgeDeadLetters) verdict {
-	p.Deleted = 0
-	q := m.s.findQueue(tenant, p.Queue)
-	if q == nil {
-		return answered
-	}
-	var gone []*deadLetter
-	q.letters.Scan(func(_ string, l *deadLetter) bool {
-		if p.AnyGroup || l.group == p.Group {
-			gone = append(gone, l)
-		}
-		return true
-	})
-	for _, l := range gone {
-		m.deleteLetter(l)
-	}
-	p.Deleted = len(gone)
-	return answered
 }

@@ -130,7 +130,7 @@ func (m *Machine) loadRow(key, value []byte, changed bool) error {
 		return fmt.Errorf("row %x: %w", key, err)
 	}
 	if changed && value == nil {
-		m.dirtyDeletes = append(m.dirtyDeletes, string(key))
+		m.dirty.deletes.add(string(key))
 	}
 	return nil
 }
@@ -256,9 +256,7 @@ func (m *Machine) loadLetter(qid uint64, id [16]byte, keyErr error, value []byte
 	old := m.s.letters[id]
 	if value == nil {
 		if old != nil {
-			old.dead = true
-			delete(m.s.letters, id)
-			q.letters.Delete(string(id[:]))
+			m.s.dropLetter(old)
 		}
 		return nil
 	}
@@ -269,8 +267,7 @@ func (m *Machine) loadLetter(qid uint64, id [16]byte, keyErr error, value []byte
 	if old != nil {
 		old.dead = true
 	}
-	m.s.letters[id] = l
-	q.letters.Set(string(id[:]), l)
+	m.s.addLetter(l)
 	if changed {
 		m.touchLetter(l)
 	}
@@ -357,7 +354,7 @@ func (s *State) loadCursor(qid, pid, gid uint64) *cursor {
 	c := p.cursor(g)
 	if c == nil {
 		c = &cursor{p: p, g: g, committed: -1, heapIdx: -1}
-		p.cursors = append(p.cursors, c)
+		p.addCursor(c)
 	}
 	return c
 }
@@ -383,7 +380,7 @@ func compareID(a, b uint64) int {
 // one kind and one queue (sweeper) or one cursor's sets.
 func (m *Machine) loadDeleteRange(lo, hi []byte, changed bool) error {
 	if changed {
-		m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
+		m.dirty.ranges.add([2]string{string(lo), string(hi)})
 	}
 	if len(lo) < 9 || bytes.Compare(lo, hi) >= 0 {
 		return fmt.Errorf("delete range %x to %x", lo, hi)
@@ -451,10 +448,4 @@ func (q *queue) partsFrom(key []byte) []*partition {
 	}
 	id := binary.BigEndian.Uint64(key[9:])
 	return q.parts[sort.Search(len(q.parts), func(i int) bool { return q.parts[i].id >= id }):]
-}
-
-func (s *State) dropLetter(l *deadLetter) {
-	l.dead = true
-	delete(s.letters, l.id)
-	l.q.letters.Delete(string(l.id[:]))
 }

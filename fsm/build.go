@@ -1,7 +1,6 @@
 package fsm
 
 import (
-	"bytes"
 	"container/heap"
 	"slices"
 )
@@ -20,7 +19,8 @@ func (m *Machine) build() {
 	s := m.s
 	s.queueName = map[string]*queue{}
 	s.queueOrder.Clear()
-	s.dead = nil
+	s.letterOrder.Clear()
+	s.dead, m.reviews = nil, nil
 	m.wakes, m.expiries, m.due, m.leases = nil, nil, nil, nil
 	m.ret = retention{}
 	m.now = s.time
@@ -87,10 +87,11 @@ func (m *Machine) buildQueue(q *queue) {
 		return !g.exists
 	})
 	slices.SortFunc(q.groups, func(a, b *group) int { return compareID(a.id, b.id) })
+	q.counts, q.reviewed = queueCounts{}, reviewDone
 	q.byName, q.byGroup = make(map[string]*partition, len(q.parts)), map[string]*group{}
 	for _, g := range q.groups {
 		q.byGroup[g.name] = g
-		g.readyHead, g.readyTail, g.ready, g.sweep = nil, nil, 0, 0
+		g.readyHead, g.readyTail, g.ready, g.sweep, g.counts = nil, nil, 0, 0, groupCounts{}
 	}
 	q.parts = slices.DeleteFunc(q.parts, func(p *partition) bool {
 		if !p.exists {
@@ -100,10 +101,11 @@ func (m *Machine) buildQueue(q *queue) {
 	})
 	for _, p := range q.parts {
 		q.byName[p.name] = p
-		p.letters, p.delay, p.oldest = 0, nil, 0
+		p.letters, p.delay, p.oldest, p.counted = 0, nil, 0, 0
+		m.countMessages(p)
 		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
 		for _, c := range p.cursors {
-			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx = nil, nil, false, 0, -1
+			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx, c.counted = nil, nil, false, 0, -1, cursorCount{}
 			if q.deleted {
 				continue // nothing is due there any more; the sweeper takes it
 			}
@@ -115,6 +117,7 @@ func (m *Machine) buildQueue(q *queue) {
 		}
 	}
 	q.letters.Scan(func(_ string, l *deadLetter) bool {
+		s.letterOrder.Set(l.orderKey(), l)
 		if p := s.partitions[l.partitionID]; p != nil {
 			p.letters++
 		}
@@ -195,8 +198,4 @@ func (h *dueHeap) Pop() any {
 	*h = old[:len(old)-1]
 	t.heapIdx = -1
 	return t
-}
-
-func sortLetters(all []*deadLetter) {
-	slices.SortFunc(all, func(a, b *deadLetter) int { return -bytes.Compare(a.id[:], b.id[:]) })
 }

@@ -412,6 +412,8 @@ type PurgeDeadLetters struct {
 	AnyGroup bool
 
 	Deleted int // result
+
+	after, last string // how far it has come, and where it ends
 }
 
 // Read runs Do on the loop, on the state as of everything planned before. Do

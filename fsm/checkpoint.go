@@ -11,19 +11,25 @@ import (
 // effects of entries planned meanwhile; effects are absolute, so replaying from
 // the capture's start converges.
 type capture struct {
-	active  bool
-	full    *rowWalk
-	objects []rowObject
-	next    int
-	deletes []string
-	ranges  [][2]string
-	meta    bool
+	active bool
+	full   *rowWalk
+	rows   dirtyRows
+	meta   bool
+	// How far it has come in each of the lists.
+	ranges, deletes, objects chunkPos
+}
+
+// dirtyRows are the rows that changed since a checkpoint began.
+type dirtyRows struct {
+	objects chunks[rowObject]
+	deletes chunks[string]
+	ranges  chunks[[2]string]
 }
 
 // BeginCapture starts a capture.
 func (m *Machine) BeginCapture(full bool) {
-	m.capture = capture{active: true, objects: m.dirty, deletes: m.dirtyDeletes, ranges: m.dirtyRanges}
-	m.dirty, m.dirtyDeletes, m.dirtyRanges = nil, nil, nil
+	m.capture = capture{active: true, rows: m.dirty}
+	m.dirty = dirtyRows{}
 	if full {
 		m.capture.full = &rowWalk{}
 	}
@@ -35,39 +41,49 @@ func (m *Machine) CaptureSome(max int, put func(key, value []byte), deleteRange 
 	if !c.meta {
 		c.meta = true
 		put([]byte{rowMeta}, m.s.encodeMeta(nil))
-		if c.full == nil {
-			m.captureDeletes(put, deleteRange)
-		}
 	}
 	if c.full != nil {
 		return m.s.walk(c.full, max, func(o rowObject) { m.captureRow(o, put) })
 	}
-	for ; c.next < len(c.objects) && max > 0; max-- {
-		m.captureRow(c.objects[c.next], put)
-		c.next++
+	for ; max > 0; max-- {
+		if !m.captureNext(put, deleteRange) {
+			return true
+		}
 	}
-	return c.next == len(c.objects)
+	return false
 }
 
-// captureDeletes goes first: what was made again after its deletion is dirty,
-// and its row follows.
-func (m *Machine) captureDeletes(put func(key, value []byte), deleteRange func(lo, hi []byte)) {
-	for _, r := range m.capture.ranges {
+// captureNext emits one row of a capture of what changed; false: all are out.
+// What was deleted goes first: what was made again afterwards is dirty, and its
+// row follows.
+func (m *Machine) captureNext(put func(key, value []byte), deleteRange func(lo, hi []byte)) bool {
+	c := &m.capture
+	if r, ok := c.rows.ranges.next(&c.ranges); ok {
 		deleteRange([]byte(r[0]), []byte(r[1]))
+		return true
 	}
-	for _, key := range m.capture.deletes {
-		switch key[0] {
-		case rowKV:
-			if _, live := m.s.kv.Get(key[1:]); live {
-				continue
-			}
-		case rowTimer:
-			if _, live := m.s.timers.Get(key[1:]); live {
-				continue
-			}
+	if key, ok := c.rows.deletes.next(&c.deletes); ok {
+		if !m.s.madeAgain(key) {
+			put([]byte(key), nil)
 		}
-		put([]byte(key), nil)
+		return true
 	}
+	o, ok := c.rows.objects.next(&c.objects)
+	if ok {
+		m.captureRow(o, put)
+	}
+	return ok
+}
+
+// madeAgain reports whether a row whose key was deleted is there again.
+func (s *State) madeAgain(key string) (live bool) {
+	switch key[0] {
+	case rowKV:
+		_, live = s.kv.Get(key[1:])
+	case rowTimer:
+		_, live = s.timers.Get(key[1:])
+	}
+	return live
 }
 
 func (m *Machine) captureRow(o rowObject, put func(key, value []byte)) {
@@ -95,12 +111,16 @@ func (m *Machine) EndCapture(ok bool) {
 	}
 	// All of them stand in the list again, whether their turn had come or not;
 	// one that changed meanwhile stands there twice, which does no harm.
-	for _, o := range c.objects {
+	for at := (chunkPos{}); ; {
+		o, more := c.rows.objects.next(&at)
+		if !more {
+			break
+		}
 		o.setDirty(true)
 	}
-	m.dirty = append(c.objects, m.dirty...)
-	m.dirtyDeletes = append(c.deletes, m.dirtyDeletes...)
-	m.dirtyRanges = append(c.ranges, m.dirtyRanges...)
+	m.dirty.objects.before(c.rows.objects)
+	m.dirty.deletes.before(c.rows.deletes)
+	m.dirty.ranges.before(c.rows.ranges)
 }
 
 // rowWalk is a place in the walk over all rows: kind by kind, in key order
@@ -110,6 +130,8 @@ type rowWalk struct {
 	queues []uint64
 	qi     int
 	part   uint64 // next partition id of queues[qi]
+	headed bool   // queues[qi] and its groups are visited
+	letter string // last dead letter of queues[qi] that was visited
 	key    string
 	begun  bool
 }
@@ -162,17 +184,22 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 	for w.qi < len(w.queues) && *max > 0 {
 		q := s.queues[w.queues[w.qi]]
 		if q == nil {
-			w.qi, w.part = w.qi+1, 0
+			w.qi, w.part, w.headed, w.letter = w.qi+1, 0, false, ""
 			continue
 		}
 		if w.part == 0 {
-			w.part = 1
-			fn(q)
-			for _, g := range q.groups {
-				fn(g)
+			if !w.headed {
+				w.headed = true
+				fn(q)
+				for _, g := range q.groups {
+					fn(g)
+				}
+				*max -= 1 + len(q.groups)
 			}
-			q.letters.Scan(func(_ string, l *deadLetter) bool { fn(l); return true })
-			*max -= 1 + len(q.groups) + q.letters.Len()
+			if !q.walkLetters(w, max, fn) {
+				return true
+			}
+			w.part, w.headed, w.letter = 1, false, ""
 		}
 		i, _ := slices.BinarySearchFunc(q.parts, w.part, func(p *partition, id uint64) int { return compareID(p.id, id) })
 		for ; i < len(q.parts) && *max > 0; i++ {
@@ -191,6 +218,23 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 		}
 	}
 	return w.qi < len(w.queues)
+}
+
+// walkLetters visits dead letters behind w.letter; false: the budget is used up.
+func (q *queue) walkLetters(w *rowWalk, max *int, fn func(rowObject)) (through bool) {
+	through = true
+	q.letters.Ascend(w.letter, func(key string, l *deadLetter) bool {
+		if key == w.letter {
+			return true
+		}
+		if through = *max > 0; through {
+			fn(l)
+			w.letter = key
+			*max--
+		}
+		return through
+	})
+	return through
 }
 
 // Digest is a hash of the whole state: the sum of the hashes of its rows. Two

@@ -71,6 +71,6 @@ func tryMachine(m *Machine) {
 	pop := &Call{Tenant: tenantA, Body: &Pop{Queue: "a", Group: "g", Batch: 10, Partitions: 3}, Done: done}
 	ack := &Call{Tenant: tenantA, Body: &Ack{Items: []AckItem{{Txn: []byte("m2"), PartitionID: 1, Group: "g"}}}, Done: done}
 	m.Plan(m.Time()+1, []*Call{pop, ack})
-	m.View().Depth(tenantA, "a", "g", true, 10)
+	m.View().Depth(tenantA, "a", "g", true)
 	m.View().Queues(tenantA, "", 10)
 }

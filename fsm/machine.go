@@ -91,6 +91,7 @@ type Machine struct {
 	backlog []*Call  // left over when a cycle was full
 	hot     []*group // to be served at the end of the cycle
 	later   []*group // to be served in the next cycle
+	reviews []*queue // options changed; see review
 	scratch []byte
 	// Memory that the planning of one call uses and the next one uses again.
 	acks     ackPlan
@@ -112,10 +113,8 @@ type Machine struct {
 	removed   Removed
 
 	// Rows that changed since the last checkpoint.
-	dirty        []rowObject
-	dirtyDeletes []string
-	dirtyRanges  [][2]string
-	capture      capture
+	dirty   dirtyRows
+	capture capture
 }
 
 // New makes a machine with an empty state.
@@ -185,6 +184,7 @@ const (
 	instantly
 	again // when lookups have been made
 	parked
+	unfinished // goes on in the next cycle
 )
 
 // Plan judges calls in order at broker time now, and then whatever is owed by
@@ -207,6 +207,7 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	m.sweepKeys()
 	m.sweepDead()
 	m.retain()
+	m.review()
 	m.serve()
 	return m.finish()
 }
@@ -232,6 +233,8 @@ func (m *Machine) route(c *Call, v verdict) {
 	case again:
 		m.prepare = append(m.prepare, c)
 	case parked:
+	case unfinished:
+		m.backlog = append(m.backlog, c)
 	}
 }
 
@@ -286,7 +289,8 @@ func (m *Machine) plan(c *Call) verdict {
 type ReleaseParked struct{}
 
 func (m *Machine) finish() Plan {
-	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0, SealThrough: m.dedup.WantSealed()}
+	m.checkCounts()
+	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0, SealThrough: m.dedup.WantSealed()}
 	if m.s.meta != m.metaWas {
 		m.putRaw([]byte{rowMeta}, m.s.encodeMeta(m.scratch[:0]))
 	}
@@ -349,7 +353,7 @@ type rowObject interface {
 
 func (m *Machine) touch(o rowObject) {
 	if !o.setDirty(true) {
-		m.dirty = append(m.dirty, o)
+		m.dirty.objects.add(o)
 	}
 }
 
@@ -382,13 +386,13 @@ func (m *Machine) remove(o rowObject) {
 	key := o.appendKey(m.scratch[:0])
 	m.scratch = key
 	m.b.Effects = putString(append(m.b.Effects, effectDelete), key)
-	m.dirtyDeletes = append(m.dirtyDeletes, string(key))
+	m.dirty.deletes.add(string(key))
 }
 
 func (m *Machine) removeRange(lo, hi []byte) {
 	e := putString(append(m.b.Effects, effectDeleteRange), lo)
 	m.b.Effects = putString(e, hi)
-	m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
+	m.dirty.ranges.add([2]string{string(lo), string(hi)})
 }
 
 func (q *queue) appendKey(dst []byte) []byte      { return queueKey(dst, q) }
@@ -421,7 +425,7 @@ func (t *timer) setDirty(v bool) bool      { return swap(&t.dirty, v) }
 func (m *Machine) newQueue(tenant, name string, opts Options) *queue {
 	q := &queue{
 		id: m.s.meta.queue, tenant: tenant, name: name, opts: opts, created: m.now, exists: true,
-		byName: map[string]*partition{}, byGroup: map[string]*group{},
+		byName: map[string]*partition{}, byGroup: map[string]*group{}, reviewed: reviewDone,
 	}
 	m.s.meta.queue++
 	m.s.queues[q.id] = q

@@ -382,8 +382,13 @@ func (x *modelRun) learnLetters() {
 }
 
 func (q *mQueue) eachLetter(s *State, fn func(DeadLetterInfo)) {
-	for _, i := range s.DeadLetters(q.tenant, DeadLetterFilter{Queue: q.name, Limit: 1 << 30}) {
-		fn(i)
+	filter := DeadLetterFilter{Queue: q.name, Limit: 1 << 30}
+	for more := true; more; {
+		var letters []DeadLetterInfo
+		letters, more = s.DeadLetters(q.tenant, &filter)
+		for _, l := range letters {
+			fn(l)
+		}
 	}
 }
 
@@ -453,6 +458,7 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 	m.expect("options", real.opts, q.opts)
 	m.expect("partitions", len(real.parts), len(q.parts))
 	m.expect("groups", len(real.groups), len(q.groups))
+	x.compareTotals(q)
 	for name, g := range q.groups {
 		rg := real.byGroup[name]
 		if rg == nil {
@@ -483,7 +489,8 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 }
 
 func (x *modelRun) compareDepth(q *mQueue, group string) {
-	var want DepthInfo
+	want := DepthInfo{Group: group, HasGroup: true}
+	var parts []PartitionDepth
 	for _, p := range q.order {
 		pending, processing := x.m.depth(group, p)
 		want.Pending += pending
@@ -494,10 +501,41 @@ func (x *modelRun) compareDepth(q *mQueue, group string) {
 		if pending > processing {
 			want.PartitionsReady++
 		}
-		want.Partitions = append(want.Partitions, PartitionDepth{p.name, pending, processing})
+		parts = append(parts, PartitionDepth{p.name, pending, processing})
 	}
-	got, _ := x.r.m.s.Depth(q.tenant, q.name, group, true, 100)
-	x.m.expect("depth of "+q.name+" for "+group, fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want))
+	got, _ := x.r.m.s.Depth(q.tenant, q.name, group, true)
+	x.m.expect("depth of "+q.name+" for "+group, got, want)
+	list, more := x.r.m.s.Depths(q.tenant, q.name, &got, true, 0, 100)
+	x.m.expect("depths of "+q.name+" for "+group, fmt.Sprintf("%+v %v", list, more), fmt.Sprintf("%+v false", parts))
+}
+
+// compareTotals checks what a listing shows of a queue: it is measured from the
+// group that owes most.
+func (x *modelRun) compareTotals(q *mQueue) {
+	want := QueueInfo{Name: q.name, Partitions: len(q.parts)}
+	for _, p := range q.order {
+		want.Total += int64(len(p.msgs)) - int64(p.start)
+	}
+	if len(q.groups) == 0 {
+		want.Pending = want.Total
+	}
+	for name, g := range q.groups {
+		pending, processing := int64(0), int64(0)
+		for _, p := range q.order {
+			if p.cursors[name] == nil && g.mode == SubscribeNew && g.old[p] {
+				continue // it begins after what is there
+			}
+			a, b := x.m.depth(name, p)
+			pending, processing = pending+a, processing+b
+		}
+		if pending > want.Pending || pending == want.Pending && processing > want.Processing {
+			want.Pending, want.Processing = pending, processing
+		}
+	}
+	want.Completed = want.Total - want.Pending
+	got, _ := x.r.m.s.Queue(q.tenant, q.name)
+	want.ID, want.Created, want.Options, want.DeadLetters = got.ID, got.Created, got.Options, got.DeadLetters
+	x.m.expect("totals of "+q.name, got, want)
 }
 
 func (x *modelRun) compareCursor(what string, c *mCursor, real *cursor, n int) {

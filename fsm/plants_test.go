@@ -74,6 +74,7 @@ func (p *redeliveryForgetsPlant) after(r *rig, _ []*Call) {
 	for c, l := range leasesOf(r) {
 		if p.held[c] != l {
 			c.sets = nil
+			r.m.count(c) // the model is to find it, not the counters
 		}
 	}
 }

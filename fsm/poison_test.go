@@ -60,7 +60,7 @@ func TestPoisonUnreadable(t *testing.T) {
 	run(r, &Ack{Items: []AckItem{{Txn: []byte("m3"), TxnHash: txnHash("m3"), PartitionID: r.partitionID("a", "q"), Group: QueueMode}}})
 	p = run(r, popOf("L4"))
 	expectClaim(t, p, 1)
-	letters := r.m.s.DeadLetters(tenantA, DeadLetterFilter{Queue: "a", Limit: 9})
+	letters, _ := r.m.s.DeadLetters(tenantA, &DeadLetterFilter{Queue: "a", Limit: 9})
 	if len(letters) != 1 || letters[0].Error != "maxDeliveries" || !strings.Contains(string(letters[0].Content), "1") {
 		t.Fatalf("dead letters %+v, want m1 with its payload", letters)
 	}

@@ -146,7 +146,7 @@ func (m *Machine) serve() {
 // that nobody has looked at yet: it is empty only when there are none left.
 func (m *Machine) searching(w *waiter) bool {
 	return w.pop.WaitMicros == 0 && w.pop.Partition == "" && !m.released && !w.call.Gone.Load() &&
-		slices.Contains(m.later, w.g)
+		(w.g.q.reviewed != reviewDone || slices.Contains(m.later, w.g))
 }
 
 // youngGroup is how long, in microseconds, an empty pop waits for confirmation
@@ -267,6 +267,9 @@ func (m *Machine) claimPinned(w *waiter, seconds int64) (lookup bool) {
 			return lookup
 		}
 		m.refresh(c)
+	}
+	if !c.inReady && w.g.q.reviewed != reviewDone {
+		m.refresh(c) // its turn after a change of options has not come yet
 	}
 	if !c.inReady {
 		return false
@@ -407,6 +410,7 @@ func (m *Machine) absorb(c *cursor) {
 // refresh puts a cursor into its group's ready list or takes it out, and sets
 // when to look again. It is called after every change that can matter.
 func (m *Machine) refresh(c *cursor) {
+	m.count(c)
 	first := c.firstUnsettled()
 	if first >= c.p.next {
 		m.unready(c)
@@ -414,8 +418,8 @@ func (m *Machine) refresh(c *cursor) {
 		return
 	}
 	at := max(c.delayUntil, c.holdUntil)
-	if c.lease != nil {
-		at = max(at, c.lease.expires)
+	if l := c.liveLease(m.now); l != nil {
+		at = l.expires // whatever else holds it: the counters change then
 	}
 	if at <= m.now {
 		limit, wake, unknown := m.visible(nil, c.p, first)

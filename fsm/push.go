@@ -230,9 +230,17 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 	}
 	p.next, p.lastAppend = first+uint64(len(messages)), m.now
 	m.touch(p)
+	m.countMessages(p)
 	p.appended(first, m.now)
+	at := 0 // in the cursors, which stand in the order of the groups
 	for _, g := range p.q.groups {
-		c := p.cursor(g)
+		for at < len(p.cursors) && p.cursors[at].g.id < g.id {
+			at++
+		}
+		var c *cursor
+		if at < len(p.cursors) && p.cursors[at].g == g {
+			c = p.cursors[at]
+		}
 		if c == nil || !c.row {
 			c = m.firstAppend(p, g, c, first, previous)
 		}
@@ -263,7 +271,7 @@ func (m *Machine) firstAppend(p *partition, g *group, c *cursor, first uint64, p
 
 func (m *Machine) newCursor(p *partition, g *group, committed int64) *cursor {
 	c := &cursor{p: p, g: g, committed: committed, heapIdx: -1}
-	p.cursors = append(p.cursors, c)
+	p.addCursor(c)
 	return c
 }
 

@@ -246,12 +246,15 @@ func (m *Machine) moveStart(p *partition, start uint64) (rows int) {
 		p.oldest = 0
 	}
 	m.put(p)
+	m.countMessages(p)
 	rows = 1
 	for _, c := range p.cursors {
 		if c.committed+1 < int64(start) {
 			m.passStart(c)
 			m.refresh(c)
 			rows++
+		} else {
+			m.count(c)
 		}
 	}
 	return rows
@@ -267,6 +270,7 @@ func (m *Machine) passStart(c *cursor) {
 	if c.row {
 		m.put(c)
 	}
+	m.count(c)
 }
 
 // idle reports whether nothing of a partition would be missed: no message, no dead letter, no lease, no write for long,
@@ -286,6 +290,7 @@ func (m *Machine) dropPartition(p *partition) {
 		m.setWake(c, 0)
 		m.unready(c)
 		c.row = false
+		m.count(c)
 	}
 	p.exists = false
 	delete(m.s.partitions, p.id)

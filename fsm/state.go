@@ -2,6 +2,8 @@ package fsm
 
 import (
 	"math"
+	"slices"
+	"sort"
 
 	"queen/index"
 
@@ -30,6 +32,8 @@ type State struct {
 	kv         btree.Map[string, *kvRow]
 	timers     btree.Map[string, *timer]
 	letters    map[[16]byte]*deadLetter
+	// letterOrder holds the same by tenant and id, which is by time.
+	letterOrder btree.Map[string, *deadLetter]
 
 	dead []*queue // deleted, waiting for the sweeper
 }
@@ -57,6 +61,8 @@ type queue struct {
 	byName   map[string]*partition
 	groups   []*group // by id
 	byGroup  map[string]*group
+	counts   queueCounts
+	reviewed int                            // partitions whose cursors know the newest options; reviewDone: all
 	letters  btree.Map[string, *deadLetter] // by id, which is by time
 }
 
@@ -66,9 +72,10 @@ type partition struct {
 	name       string
 	created    int64
 	lastAppend int64
-	next       uint64 // the offset that the next message gets
-	start      uint64 // log start: the lowest retained offset
-	cursors    []*cursor
+	next       uint64      // the offset that the next message gets
+	start      uint64      // log start: the lowest retained offset
+	cursors    []*cursor   // by id of their group
+	counted    int64       // what the queue's counters hold of it
 	delay      *visibility // delayedProcessing only
 	letters    int32
 	oldest     int64 // no retained message was appended before; 0: not known, or there is none. Not part of the row
@@ -96,6 +103,7 @@ type group struct {
 	ready                int
 	sweep                int
 	waiters              waiters
+	counts               groupCounts
 	pending              bool // in Machine.hot: something became ready, or a pop came
 }
 
@@ -110,8 +118,9 @@ type cursor struct {
 	sets       *settledSets
 	metadata   *string    // stored with a position; nil: none
 	suspect    *suspicion // maxDeliveries; nil: none
-	committed  int64      // -1: nothing
-	firstTry   uint64     // first offset of the last delivered batch
+	counted    cursorCount
+	committed  int64  // -1: nothing
+	firstTry   uint64 // first offset of the last delivered batch
 	delayUntil int64
 	holdUntil  int64 // not part of the row: a batch is in the edge's hands, or unreadable
 	wakeAt     int64 // when to look again (heap), 0: not in the heap
@@ -241,12 +250,23 @@ func (s *State) findPartition(tenant string, id uint64) *partition {
 }
 
 func (p *partition) cursor(g *group) *cursor {
-	for _, c := range p.cursors {
-		if c.g == g {
-			return c
-		}
+	if i := p.cursorAt(g); i < len(p.cursors) && p.cursors[i].g == g {
+		return p.cursors[i]
 	}
 	return nil
+}
+
+// cursorAt is where the cursor of a group stands, or would.
+func (p *partition) cursorAt(g *group) int {
+	if n := len(p.cursors); n == 0 || p.cursors[n-1].g.id < g.id {
+		return n
+	}
+	return sort.Search(len(p.cursors), func(i int) bool { return p.cursors[i].g.id >= g.id })
+}
+
+// addCursor puts a new cursor into its place.
+func (p *partition) addCursor(c *cursor) {
+	p.cursors = slices.Insert(p.cursors, p.cursorAt(c.g), c)
 }
 
 // settled reports whether an offset is settled for the cursor's group.

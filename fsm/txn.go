@@ -195,5 +195,5 @@ func (m *Machine) resetSets(c *cursor) {
 // forgetSets has the next checkpoint remove the rows of a cursor's sets.
 func (m *Machine) forgetSets(c *cursor) {
 	lo, hi := c.settledRange()
-	m.dirtyRanges = append(m.dirtyRanges, [2]string{string(lo), string(hi)})
+	m.dirty.ranges.add([2]string{string(lo), string(hi)})
 }

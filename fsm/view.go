@@ -1,22 +1,31 @@
 package fsm
 
-import "math"
-
 // This file is what reads see of the state: copies, bounded by their limits.
 
-// Queues lists queues by name, those after the given one; limit at least 1.
-func (s *State) Queues(tenant, after string, limit int) []QueueInfo {
-	var out []QueueInfo
+// viewSlice is about how many cursors and groups one read looks at: well under a
+// millisecond.
+const viewSlice = 2000
+
+// Queues lists queues by name, those after the given one, at most limit (at
+// least 1) and at most a slice's worth; more: there are others after them.
+func (s *State) Queues(tenant, after string, limit int) (out []QueueInfo, more bool) {
+	work := 0
 	s.queueOrder.Ascend(tenant+after, func(key string, q *queue) bool {
-		if q.tenant != tenant || len(out) == limit {
+		if q.tenant != tenant {
 			return false
 		}
-		if after == "" || q.name != after {
-			out = append(out, s.queueInfo(q))
+		if after != "" && q.name == after {
+			return true
 		}
+		if len(out) == limit || work > viewSlice {
+			more = true
+			return false
+		}
+		work += 1 + len(q.groups)
+		out = append(out, s.queueInfo(q))
 		return true
 	})
-	return out
+	return out, more
 }
 
 // Queue describes one queue.
@@ -28,48 +37,52 @@ func (s *State) Queue(tenant, name string) (QueueInfo, bool) {
 	return s.queueInfo(q), true
 }
 
+// QueueOf names the queue of a partition; empty: there is no such partition.
+func (s *State) QueueOf(tenant string, partition uint64) string {
+	if p := s.findPartition(tenant, partition); p != nil {
+		return p.q.name
+	}
+	return ""
+}
+
 func (s *State) queueInfo(q *queue) QueueInfo {
-	info := QueueInfo{
+	_, owed := q.slowest()
+	return QueueInfo{
 		ID: q.id, Name: q.name, Created: q.created, Options: q.opts, Partitions: len(q.parts), DeadLetters: int64(q.letters.Len()),
+		Total: q.counts.total, Pending: owed.pending, Processing: owed.processing, Completed: q.counts.total - owed.pending,
 	}
-	for _, p := range q.parts {
-		b := p.backlog(max(s.time, s.now), nil)
-		info.Total += b.total
-		info.Pending += b.pending
-		info.Processing += b.processing
-		info.Completed += b.total - b.pending
-		if b.total > 0 {
-			info.NewestMessage = max(info.NewestMessage, p.lastAppend)
-			if info.OldestMessage == 0 || p.created < info.OldestMessage {
-				info.OldestMessage = p.created
-			}
-		}
-	}
-	return info
 }
 
 type backlog struct{ total, pending, processing int64 }
 
-// backlog counts a partition's messages for one group, or (g nil) for the
-// slowest. A group without a cursor owes the whole retained range.
-func (p *partition) backlog(now int64, g *group) backlog {
-	b := backlog{total: int64(p.next - p.start)}
-	if g == nil && len(p.q.groups) == 0 {
+// owed counts what a group owes of a partition; named as in group.owed.
+func (p *partition) owed(g *group, c *cursor, now int64, named bool) backlog {
+	b := backlog{total: p.total(), pending: p.total()}
+	switch {
+	case c != nil && c.row:
+		b.pending, b.processing = c.backlog(now)
+	case !named && g.mode == SubscribeNew && p.id < g.startPartition:
+		b.pending = 0 // it starts after what is there
+	}
+	return b
+}
+
+// backlog counts a partition's messages for the slowest group.
+func (p *partition) backlog(now int64) backlog {
+	b := backlog{total: p.total()}
+	if len(p.q.groups) == 0 {
 		b.pending = b.total
 		return b
 	}
-	for _, o := range p.q.groups {
-		if g != nil && o != g {
-			continue
+	at := 0
+	for _, g := range p.q.groups {
+		var c *cursor
+		if at < len(p.cursors) && p.cursors[at].g == g {
+			c = p.cursors[at]
+			at++
 		}
-		pending, processing := b.total, int64(0)
-		if c := p.cursor(o); c != nil && c.row {
-			pending, processing = c.backlog(now)
-		} else if o.mode == SubscribeNew && p.id < o.startPartition && g == nil {
-			pending = 0 // it starts after what is there
-		}
-		if pending > b.pending || pending == b.pending && processing > b.processing {
-			b.pending, b.processing = pending, processing
+		if o := p.owed(g, c, now, false); o.pending > b.pending || o.pending == b.pending && o.processing > b.processing {
+			b.pending, b.processing = o.pending, o.processing
 		}
 	}
 	return b
@@ -96,103 +109,67 @@ func (c *cursor) backlog(now int64) (pending, processing int64) {
 	return pending, min(max(processing, 0), pending)
 }
 
-// Partitions lists a queue's partitions in the order of their creation.
-func (s *State) Partitions(tenant, queue string, offset, limit int) []PartitionInfo {
+// Partitions lists a queue's partitions in the order of their creation, from
+// the offset-th on, at most limit and at most a slice's worth; more: there are
+// others after them.
+func (s *State) Partitions(tenant, queue string, offset, limit int) (out []PartitionInfo, more bool) {
 	q := s.findQueue(tenant, queue)
 	if q == nil || offset >= len(q.parts) {
-		return nil
+		return nil, false
 	}
 	parts := q.parts[max(offset, 0):]
-	out := make([]PartitionInfo, 0, min(limit, len(parts)))
-	for _, p := range parts[:min(limit, len(parts))] {
-		b := p.backlog(max(s.time, s.now), nil)
+	n := min(limit, len(parts), max(1, viewSlice/(1+len(q.groups))))
+	for _, p := range parts[:n] {
+		b := p.backlog(max(s.time, s.now))
 		out = append(out, PartitionInfo{
 			ID: p.id, Name: p.name, Created: p.created, LogStart: p.start, Next: p.next, LastAppend: p.lastAppend,
 			Total: b.total, Pending: b.pending, Processing: b.processing, DeadLetters: int64(p.letters),
 		})
 	}
-	return out
+	return out, n < len(parts)
 }
 
-// Depth counts the backlog of a queue; at most limit partitions are listed by
-// themselves.
-func (s *State) Depth(tenant, queue, groupName string, hasGroup bool, limit int) (DepthInfo, bool) {
+// Depth counts the backlog of a queue: that of a group, or (named false) of the
+// slowest one. Group is then its name; empty and Named false: there is none.
+func (s *State) Depth(tenant, queue, group string, named bool) (DepthInfo, bool) {
 	q := s.findQueue(tenant, queue)
 	if q == nil {
 		return DepthInfo{}, false
 	}
-	var g *group
-	unmet := false
-	if hasGroup {
-		g = q.byGroup[groupName]
-		unmet = g == nil
+	var c groupCounts
+	g := q.byGroup[group]
+	switch {
+	case !named:
+		g, c = q.slowest()
+	case g != nil:
+		c = g.owed(true)
+	default:
+		c = groupCounts{pending: q.counts.total, behind: q.counts.full, ready: q.counts.full}
 	}
-	var d DepthInfo
-	for _, p := range q.parts {
-		b := p.backlog(max(s.time, s.now), g)
-		if unmet {
-			b.pending, b.processing = b.total, 0
-		}
-		d.Pending += b.pending
-		d.Processing += b.processing
-		if b.pending > 0 {
-			d.PartitionsPending++
-		}
-		if b.pending > b.processing {
-			d.PartitionsReady++
-		}
-		if len(d.Partitions) < limit {
-			d.Partitions = append(d.Partitions, PartitionDepth{Name: p.name, Pending: b.pending, Processing: b.processing})
-		}
+	d := DepthInfo{Pending: c.pending, Processing: c.processing, PartitionsPending: c.behind, PartitionsReady: c.ready}
+	if g != nil {
+		d.Group, d.HasGroup = g.name, true
 	}
 	return d, true
 }
 
-// DeadLetters lists dead letters, newest failure first.
-func (s *State) DeadLetters(tenant string, f DeadLetterFilter) []DeadLetterInfo {
-	var out []DeadLetterInfo
-	skip := f.Offset
-	visit := func(l *deadLetter) bool {
-		if f.Group != "" && l.group != f.Group || f.Partition != "" && l.partition != f.Partition ||
-			f.From != 0 && l.failed < f.From || f.To != 0 && l.failed > f.To {
-			return true
-		}
-		if skip > 0 {
-			skip--
-			return true
-		}
-		if len(out) == f.Limit {
-			return false
-		}
-		out = append(out, l.info())
-		return true
+// Depths counts the backlog of a queue's partitions, in the order of their
+// creation, as Depth does: d is what it said. from and limit as in Partitions.
+func (s *State) Depths(tenant, queue string, d *DepthInfo, named bool, from, limit int) (out []PartitionDepth, more bool) {
+	q := s.findQueue(tenant, queue)
+	if q == nil || from >= len(q.parts) {
+		return nil, false
 	}
-	if f.Queue != "" {
-		if q := s.findQueue(tenant, f.Queue); q != nil {
-			q.letters.Reverse(func(_ string, l *deadLetter) bool { return visit(l) })
+	g := q.byGroup[d.Group]
+	n := min(limit, len(q.parts)-from, viewSlice/2)
+	for _, p := range q.parts[from : from+n] {
+		b := backlog{pending: p.total()}
+		if d.HasGroup && g != nil {
+			b = p.owed(g, p.cursor(g), max(s.time, s.now), named)
 		}
-		return out
+		out = append(out, PartitionDepth{Name: p.name, Pending: b.pending, Processing: b.processing})
 	}
-	for _, l := range s.lettersOf(tenant) {
-		if !visit(l) {
-			break
-		}
-	}
-	return out
-}
-
-// lettersOf merges the dead letters of all queues of a tenant, newest first.
-func (s *State) lettersOf(tenant string) []*deadLetter {
-	var all []*deadLetter
-	s.queueOrder.Ascend(tenant, func(_ string, q *queue) bool {
-		if q.tenant != tenant {
-			return false
-		}
-		q.letters.Scan(func(_ string, l *deadLetter) bool { all = append(all, l); return true })
-		return true
-	})
-	sortLetters(all)
-	return all
+	return out, from+n < len(q.parts)
 }
 
 func (l *deadLetter) info() DeadLetterInfo {
@@ -201,25 +178,6 @@ func (l *deadLetter) info() DeadLetterInfo {
 		Group: l.group, Error: l.err, RetryCount: l.retries, Failed: l.failed,
 		Content: l.message, ContentID: l.value, ContentQueue: l.q.id,
 	}
-}
-
-// DeadLetterAt finds the newest dead letter of a message.
-func (s *State) DeadLetterAt(tenant string, partitionID uint64, match func(DeadLetterInfo) bool) (DeadLetterInfo, bool) {
-	p := s.findPartition(tenant, partitionID)
-	if p == nil {
-		return DeadLetterInfo{}, false
-	}
-	var found DeadLetterInfo
-	ok := false
-	p.q.letters.Reverse(func(_ string, l *deadLetter) bool {
-		if l.partitionID == partitionID {
-			if info := l.info(); match(info) {
-				found, ok = info, true
-			}
-		}
-		return !ok
-	})
-	return found, ok
 }
 
 // Timer describes a pending timer.
@@ -254,17 +212,24 @@ func (s *State) ListTimers(tenant, queue, after string, limit int) (rows []Timer
 	return rows, more
 }
 
-// CountTimers counts the pending timers of a queue whose key starts with prefix.
-func (s *State) CountTimers(tenant, queue, prefix string) int {
-	n := 0
-	s.scanTimers(tenant, queue, prefix, func(t *timer) bool {
+// CountTimers counts the pending timers of a queue whose key starts with prefix,
+// those after the given key (empty: from the first), a slice's worth. next is
+// where to go on; empty: that was all.
+func (s *State) CountTimers(tenant, queue, prefix, after string) (n int, next string) {
+	s.scanTimers(tenant, queue, max(prefix, after), func(t *timer) bool {
 		if len(t.name) < len(prefix) || t.name[:len(prefix)] != prefix {
 			return false
 		}
+		if after != "" && t.name == after {
+			return true
+		}
 		n++
-		return true
+		if n == viewSlice {
+			next = t.name
+		}
+		return n < viewSlice
 	})
-	return n
+	return n, next
 }
 
 func (s *State) scanTimers(tenant, queue, from string, fn func(*timer) bool) {
@@ -285,18 +250,4 @@ func (s *State) Counts() Counts {
 		Queues: len(s.queueName), Partitions: len(s.partitions), Groups: len(s.groups), Keys: s.kv.Len(),
 		Timers: s.timers.Len(), DeadLetters: len(s.letters),
 	}
-}
-
-// Messages is the number of retained messages of a queue; -1: no such queue.
-// It is what a metric shows, so it looks at no group.
-func (s *State) Messages(tenant, name string) int64 {
-	q := s.findQueue(tenant, name)
-	if q == nil {
-		return -1
-	}
-	n := int64(0)
-	for _, p := range q.parts {
-		n += int64(min(p.next-p.start, math.MaxInt32))
-	}
-	return n
 }

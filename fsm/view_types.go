@@ -2,15 +2,13 @@ package fsm
 
 // QueueInfo is what a listing shows of a queue.
 type QueueInfo struct {
-	ID                           uint64
-	Name                         string
-	Created                      int64 // microseconds
-	Options                      Options
-	Partitions                   int
-	Total, Pending, Processing   int64 // retained; behind the slowest group; of these under a live lease
-	Completed, DeadLetters       int64
-	RetainedBytes                int64
-	OldestMessage, NewestMessage int64 // microseconds; 0: none
+	ID                         uint64
+	Name                       string
+	Created                    int64 // microseconds
+	Options                    Options
+	Partitions                 int
+	Total, Pending, Processing int64 // retained; behind the slowest group; of these under a live lease
+	Completed, DeadLetters     int64
 }
 
 // PartitionInfo is what a queue's detail shows of a partition.
@@ -26,9 +24,10 @@ type PartitionInfo struct {
 
 // DepthInfo is the backlog of a queue, for one group or the slowest.
 type DepthInfo struct {
+	Group                              string // whose backlog it is
+	HasGroup                           bool   // the queue has it
 	Pending, Processing                int64
 	PartitionsPending, PartitionsReady int64
-	Partitions                         []PartitionDepth
 }
 
 // PartitionDepth is the backlog of one partition.
@@ -55,13 +54,6 @@ type DeadLetterInfo struct {
 	ContentQueue     uint64
 }
 
-// DeadLetterFilter selects dead letters; empty strings and zeros match all.
-type DeadLetterFilter struct {
-	Queue, Partition, Group string
-	From, To                int64 // microseconds, inclusive; 0: open
-	Offset, Limit           int
-}
-
 // TimerInfo is one pending timer. Message and ValueID as in DeadLetterInfo
 // (value queue 0).
 type TimerInfo struct {
@@ -76,13 +68,16 @@ type TimerInfo struct {
 	ValueID               uint64
 }
 
-// Methods of State that the edge calls inside Read (all bounded by the given limits):
+// Methods of State that the edge calls inside Read. Each looks at a slice's worth
+// at most; what more or next says goes on in another read:
 //
-//	Queues(tenant, after string, limit int) []QueueInfo        // by name, after exclusive
+//	Queues(tenant, after string, limit int) (rows []QueueInfo, more bool) // by name, after exclusive
 //	Queue(tenant, name string) (QueueInfo, bool)
-//	Partitions(tenant, queue string, offset, limit int) []PartitionInfo
-//	Depth(tenant, queue, group string, hasGroup bool, limit int) (DepthInfo, bool)
-//	DeadLetters(tenant string, f DeadLetterFilter) []DeadLetterInfo   // newest failure first
+//	QueueOf(tenant string, partition uint64) string
+//	Partitions(tenant, queue string, offset, limit int) (rows []PartitionInfo, more bool)
+//	Depth(tenant, queue, group string, named bool) (DepthInfo, bool)
+//	Depths(tenant, queue string, d *DepthInfo, named bool, from, limit int) (rows []PartitionDepth, more bool)
+//	DeadLetters(tenant string, f *DeadLetterFilter) (rows []DeadLetterInfo, more bool) // newest failure first
 //	Timer(tenant, queue, key string) (TimerInfo, bool)
 //	ListTimers(tenant, queue, after string, limit int) (rows []TimerInfo, more bool)
-//	CountTimers(tenant, queue, prefix string) int
+//	CountTimers(tenant, queue, prefix, after string) (n int, next string)

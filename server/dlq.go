@@ -54,9 +54,8 @@ func (s *Server) serveDLQ(x *exchange) {
 		x.fail(http.StatusBadRequest, "bad_request", bad)
 		return
 	}
-	var rows []fsm.DeadLetterInfo
-	tenant := x.tenant
-	if !s.read(x, func(st *fsm.State) { rows = st.DeadLetters(tenant, f) }) {
+	rows, ok := s.deadLetters(x, f)
+	if !ok {
 		return
 	}
 	x.out = append(x.out[:0], `{"messages":[`...)
@@ -72,6 +71,20 @@ func (s *Server) serveDLQ(x *exchange) {
 	x.out = append(x.out, `},`...)
 	x.out = append(appendInt(x.out, "total", int64(len(rows))), '}')
 	_ = x.answer(http.StatusOK)
+}
+
+// deadLetters lists dead letters, in slices; false: it has answered.
+func (s *Server) deadLetters(x *exchange, f fsm.DeadLetterFilter) (rows []fsm.DeadLetterInfo, ok bool) {
+	tenant := x.tenant
+	for more := true; more; {
+		var page []fsm.DeadLetterInfo
+		more = false
+		if !s.read(x, func(st *fsm.State) { page, more = st.DeadLetters(tenant, &f) }) {
+			return nil, false
+		}
+		rows = append(rows, page...)
+	}
+	return rows, true
 }
 
 func (s *Server) appendDeadLetter(dst []byte, r *fsm.DeadLetterInfo) []byte {
@@ -251,9 +264,8 @@ func (s *Server) destinationFits(x *exchange, id [16]byte, queue, partition stri
 func (s *Server) letterByID(x *exchange, id [16]byte) (letter fsm.DeadLetterInfo, found, answered bool) {
 	micros := int64(binary.BigEndian.Uint64(id[:])>>16) * 1000
 	filter := fsm.DeadLetterFilter{From: micros, To: micros + 999, Limit: math.MaxInt}
-	var rows []fsm.DeadLetterInfo
-	tenant := x.tenant
-	if !s.read(x, func(st *fsm.State) { rows = st.DeadLetters(tenant, filter) }) {
+	rows, ok := s.deadLetters(x, filter)
+	if !ok {
 		return letter, false, true
 	}
 	for i := range rows {
@@ -302,14 +314,12 @@ const maxLetters = 1000
 // findDeadLetter looks for the newest dead letter of a message. A row does not
 // say its transactionId, its content does, and that may have to be read.
 func (s *Server) findDeadLetter(x *exchange, partition uint64, txn string) (id [16]byte, found, answered bool) {
-	var rows []fsm.DeadLetterInfo
-	tenant := x.tenant
-	if !s.read(x, func(st *fsm.State) {
-		st.DeadLetterAt(tenant, partition, func(l fsm.DeadLetterInfo) bool {
-			rows = append(rows, l)
-			return len(rows) == maxLetters
-		})
-	}) {
+	queue, ok := s.queueOf(x, partition)
+	if !ok || queue == "" {
+		return id, false, !ok
+	}
+	rows, ok := s.deadLetters(x, fsm.DeadLetterFilter{Queue: queue, PartitionID: partition, Limit: maxLetters})
+	if !ok {
 		return id, false, true
 	}
 	for i := range rows {
@@ -319,6 +329,14 @@ func (s *Server) findDeadLetter(x *exchange, partition uint64, txn string) (id [
 		}
 	}
 	return id, false, false
+}
+
+// queueOf names the queue of a partition; empty: there is no such partition.
+// false: it has answered.
+func (s *Server) queueOf(x *exchange, partition uint64) (queue string, ok bool) {
+	tenant := x.tenant
+	ok = s.read(x, func(st *fsm.State) { queue = st.QueueOf(tenant, partition) })
+	return queue, ok
 }
 
 func (s *Server) replay(x *exchange, w *work, call *fsm.ReplayDeadLetter, byID bool) {

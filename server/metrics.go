@@ -217,13 +217,13 @@ func (c *depthCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c *depthCollector) Collect(ch chan<- prometheus.Metric) {
-	rows, ok := c.s.peekQueues(depthQueues + 1)
+	rows, more, ok := c.s.peekQueues(depthQueues)
 	if !ok {
 		return
 	}
 	omitted := 0.0
-	if len(rows) > depthQueues {
-		rows, omitted = rows[:depthQueues], 1
+	if more {
+		omitted = 1
 	}
 	ch <- prometheus.MustNewConstMetric(omittedDesc, prometheus.GaugeValue, omitted)
 	for i := range rows {
@@ -239,32 +239,35 @@ func (c *depthCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // peekQueues lists queues for a scrape, which must not hang on a broker that
-// decides nothing.
-func (s *Server) peekQueues(limit int) (rows []fsm.QueueInfo, ok bool) {
-	type answer struct{ rows []fsm.QueueInfo }
+// decides nothing. more: there are others.
+func (s *Server) peekQueues(limit int) (rows []fsm.QueueInfo, more, ok bool) {
+	type answer struct {
+		rows []fsm.QueueInfo
+		more bool
+	}
 	got := make(chan answer, 1)
-	var page []fsm.QueueInfo
+	var page answer
 	call := &fsm.Call{
 		Tenant: defaultTenant,
-		Body:   &fsm.Read{Do: func(st *fsm.State) { page = st.Queues(defaultTenant, "", limit) }},
+		Body:   &fsm.Read{Do: func(st *fsm.State) { page.rows, page.more = st.Queues(defaultTenant, "", limit) }},
 		Done: func(err error) {
 			if err == nil {
-				got <- answer{page}
+				got <- page
 				return
 			}
 			close(got)
 		},
 	}
 	if s.engine.Submit(call) != nil {
-		return nil, false
+		return nil, false, false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	select {
 	case a, ok := <-got:
-		return a.rows, ok
+		return a.rows, a.more, ok
 	case <-ctx.Done():
-		return nil, false
+		return nil, false, false
 	}
 }
 

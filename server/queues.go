@@ -17,13 +17,10 @@ const readPage = 500
 func (s *Server) serveQueueList(x *exchange) {
 	tenant, after, n := x.tenant, "", 0
 	out := append(x.out[:0], `{"queues":[`...)
-	for first := true; ; first = false {
+	for more := true; more; {
 		var page []fsm.QueueInfo
-		if !s.read(x, func(st *fsm.State) {
-			if first || after != "" {
-				page = st.Queues(tenant, after, readPage)
-			}
-		}) {
+		more = false
+		if !s.read(x, func(st *fsm.State) { page, more = st.Queues(tenant, after, readPage) }) {
 			return
 		}
 		for i := range page {
@@ -33,10 +30,9 @@ func (s *Server) serveQueueList(x *exchange) {
 			n++
 			out = s.appendQueueRow(out, &page[i])
 		}
-		if len(page) < readPage {
-			break
+		if more {
+			after = page[len(page)-1].Name
 		}
-		after = page[len(page)-1].Name
 	}
 	x.out = append(out, ']', '}')
 	_ = x.answer(http.StatusOK)
@@ -117,21 +113,19 @@ func (s *Server) serveQueue(x *exchange) {
 		parts []partitionRow
 	)
 	tenant := x.tenant
-	for offset := 0; ; offset += readPage {
+	for offset, more := 0, true; more; offset = len(parts) {
 		var page []fsm.PartitionInfo
+		more = false
 		if !s.read(x, func(st *fsm.State) {
 			if offset == 0 {
 				q, found = st.Queue(tenant, name)
 			}
-			page = st.Partitions(tenant, name, offset, readPage)
+			page, more = st.Partitions(tenant, name, offset, readPage)
 		}) {
 			return
 		}
 		for i := range page {
 			parts = append(parts, partitionRow{page[i], s.oldestMessage(q.ID, &page[i])})
-		}
-		if len(page) < readPage {
-			break
 		}
 	}
 	if !found {
@@ -222,19 +216,30 @@ func (s *Server) serveQueueDepth(x *exchange) {
 		d     fsm.DepthInfo
 		found bool
 	)
+	var rows []fsm.PartitionDepth
 	tenant := x.tenant
-	if !s.read(x, func(st *fsm.State) { d, found = st.Depth(tenant, name, group, hasGroup, maxDepthRows) }) {
-		return
+	for more := true; more && len(rows) < maxDepthRows; {
+		var page []fsm.PartitionDepth
+		more = false
+		if !s.read(x, func(st *fsm.State) {
+			if len(rows) == 0 {
+				d, found = st.Depth(tenant, name, group, hasGroup)
+			}
+			page, more = st.Depths(tenant, name, &d, hasGroup, len(rows), maxDepthRows-len(rows))
+		}) {
+			return
+		}
+		rows = append(rows, page...)
 	}
 	if !found {
 		x.queueNotFound()
 		return
 	}
-	x.out = appendDepth(x.out[:0], name, group, hasGroup, &d)
+	x.out = appendDepth(x.out[:0], name, group, hasGroup, &d, rows)
 	_ = x.answer(http.StatusOK)
 }
 
-func appendDepth(dst []byte, queue, group string, hasGroup bool, d *fsm.DepthInfo) []byte {
+func appendDepth(dst []byte, queue, group string, hasGroup bool, d *fsm.DepthInfo, rows []fsm.PartitionDepth) []byte {
 	dst = append(dst, `{"queue":`...)
 	dst = rawjson.AppendString(dst, queue)
 	dst = append(dst, `,"group":`...)
@@ -253,8 +258,8 @@ func appendDepth(dst []byte, queue, group string, hasGroup bool, d *fsm.DepthInf
 	dst = appendInt(dst, "effectivePending", d.Pending)
 	dst = appendInt(append(dst, ','), "effectiveReady", ready)
 	dst = append(dst, `,"partitions":[`...)
-	for i := range d.Partitions {
-		p := &d.Partitions[i]
+	for i := range rows {
+		p := &rows[i]
 		if i > 0 {
 			dst = append(dst, ',')
 		}

@@ -337,9 +337,15 @@ func (s *Server) serveTimerList(x *exchange) {
 }
 
 func (s *Server) countTimers(x *exchange, queue, prefix string) {
-	n, tenant := 0, x.tenant
-	if !s.read(x, func(st *fsm.State) { n = st.CountTimers(tenant, queue, prefix) }) {
-		return
+	n, after, tenant := 0, "", x.tenant
+	for more := true; more; more = after != "" {
+		var some int
+		from := after
+		after = ""
+		if !s.read(x, func(st *fsm.State) { some, after = st.CountTimers(tenant, queue, prefix, from) }) {
+			return
+		}
+		n += some
 	}
 	x.out = append(x.out[:0], `{"count":`...)
 	x.out = append(strconv.AppendInt(x.out, int64(n), 10), '}')
