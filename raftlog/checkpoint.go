@@ -28,7 +28,8 @@ type checkpoint struct {
 	begun   int64
 	led     bool // it captures a state that runs ahead of commit
 	rows    int
-	backlog int // bytes handed to the rows writer and not yet written
+	out     int64 // bytes of the rows
+	backlog int   // bytes handed to the rows writer and not yet written
 	next    Footer
 }
 
@@ -112,7 +113,8 @@ func (c *core) checkpointDue() bool {
 func (c *core) beginCheckpoint() {
 	k := &c.ckpt
 	full := c.ports.rows.needsCompaction()
-	k.phase, k.led, k.bytes, k.last, k.begun, k.rows = ckptEmitting, c.leading || len(c.inflight) > 0, 0, c.now.Mono, c.now.Mono, 0
+	k.phase, k.led, k.bytes, k.last, k.begun = ckptEmitting, c.leading || len(c.inflight) > 0, 0, c.now.Mono, c.now.Mono
+	k.rows, k.out = 0, 0
 	k.next = Footer{From: c.applied, FromTerm: c.appliedTerm}
 	c.ports.rows.begin(full)
 	c.m.BeginCapture(full)
@@ -128,6 +130,7 @@ func (c *core) captureSlice(busy bool) bool {
 	var b rowBatch
 	done := c.m.CaptureSome(n, b.put, b.deleteRange)
 	k.rows += b.len()
+	k.out += int64(len(b.arena))
 	if b.len() > 0 {
 		k.backlog += b.bytes()
 		c.ports.rows.put(&b)
@@ -159,9 +162,9 @@ func (c *core) checkpointDone(f Footer) {
 	c.log.compact(f.From)
 	took := time.Duration(c.now.Mono - k.begun)
 	if c.cfg.Observer.Checkpoint != nil {
-		c.cfg.Observer.Checkpoint(took, k.rows)
+		c.cfg.Observer.Checkpoint(took, k.rows, k.out)
 	}
-	c.cfg.Logger.Info("checkpoint", slog.Uint64("from", f.From), slog.Uint64("to", f.To), slog.Int("rows", k.rows), slog.Duration("took", took))
+	c.cfg.Logger.Info("checkpoint", slog.Uint64("from", f.From), slog.Uint64("to", f.To), slog.Int("rows", k.rows), slog.Int64("bytes", k.out), slog.Duration("took", took))
 }
 
 // dropCheckpoint gives a capture up that is not being finished yet. What is

@@ -72,8 +72,9 @@ type Observer struct {
 	Written func(entries, bytes int)
 	// Hold: the loop was held by one turn for d.
 	Hold func(d time.Duration)
-	// Checkpoint: a checkpoint of rows took d from begin to footer.
-	Checkpoint func(d time.Duration, rows int)
+	// Checkpoint: a checkpoint of rows, bytes with their keys, took d from begin
+	// to footer.
+	Checkpoint func(d time.Duration, rows int, bytes int64)
 }
 
 const (

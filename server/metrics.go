@@ -24,6 +24,8 @@ type Observations struct {
 	Written func(entries, bytes int)
 	Hold    func(d time.Duration)
 	Planned func(calls, bytes int) // one entry: its calls and its encoded size
+	// Checkpoint: one was finished, of so many rows and bytes.
+	Checkpoint func(rows int, bytes int64)
 }
 
 // metrics are what /metrics and /metrics/prometheus tell. Everything is in a
@@ -65,7 +67,7 @@ func (m *metrics) observations() *Observations {
 	})
 	hold := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "queen_raft_loop_hold_seconds", Help: "How long one turn held the group's loop.",
-		Buckets: []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .5, 1},
+		Buckets: []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, .0015, .002, .003, .005, .0075, .01, .02, .05, .1, .2, .5, 1},
 	})
 	bytes := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "queen_raft_group_bytes", Help: "Encoded size of one entry.", Buckets: prometheus.ExponentialBuckets(64, 4, 12),
@@ -82,12 +84,26 @@ func (m *metrics) observations() *Observations {
 	entries := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "queen_raft_log_entries_total", Help: "Entries written to the queue logs.",
 	})
-	m.registry.MustRegister(sync, hold, bytes, calls, logs, written, entries)
+	checkpoints := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "queen_checkpoints_total", Help: "Finished checkpoints of the rows.",
+	})
+	rows := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "queen_checkpoint_rows_total", Help: "Rows that checkpoints wrote: those that changed, all when a checkpoint compacts.",
+	})
+	rowBytes := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "queen_checkpoint_bytes_total", Help: "Bytes of these rows.",
+	})
+	m.registry.MustRegister(sync, hold, bytes, calls, logs, written, entries, checkpoints, rows, rowBytes)
 	return &Observations{
 		Sync:    func(d time.Duration, n int) { sync.Observe(d.Seconds()); logs.Observe(float64(n)) },
 		Written: func(n, b int) { entries.Add(float64(n)); written.Add(float64(b)) },
 		Hold:    func(d time.Duration) { hold.Observe(d.Seconds()) },
 		Planned: func(n, b int) { calls.Observe(float64(n)); bytes.Observe(float64(b)) },
+		Checkpoint: func(n int, b int64) {
+			checkpoints.Inc()
+			rows.Add(float64(n))
+			rowBytes.Add(float64(b))
+		},
 	}
 }
 

@@ -191,6 +191,11 @@ func (b *Broker) observer() raftlog.Observer {
 				o.Hold(d)
 			}
 		},
+		Checkpoint: func(_ time.Duration, rows int, bytes int64) {
+			if o := b.observed.get(); o != nil {
+				o.Checkpoint(rows, bytes)
+			}
+		},
 	}
 }
 

@@ -9,6 +9,8 @@
 //	                  waiting consumer has it
 //	bench partitions  memory per partition, with one group, at 1 million
 //	bench retained    memory with 10 million retained messages, after idling
+//	bench hold        how long anything holds the broker's loop while steps run over
+//	                  1 million partitions and 100,000 keys; then a restart after kill -9
 //
 // Each run starts its own broker (-queen) with default settings on a fresh data
 // directory under -dir, which should be on the disk that is to be measured, or
@@ -57,6 +59,7 @@ type Config struct {
 	Claim                 bool
 	Verify                string
 	ProbeSize             int
+	Big, Keys             int
 }
 
 type listFlag []string
@@ -77,7 +80,7 @@ func main() {
 	}
 }
 
-const usage = `usage: bench step|push|e2e|partitions|retained [flags]; bench WORKLOAD -h lists them`
+const usage = `usage: bench step|push|e2e|partitions|retained|hold [flags]; bench WORKLOAD -h lists them`
 
 func parse(args []string) (*Config, error) {
 	if len(args) == 0 {
@@ -98,6 +101,15 @@ func parse(args []string) (*Config, error) {
 	f.StringVar(&c.Profile, "profile", "", "write a CPU profile of the broker in the window (starts it with QUEEN_PPROF=true)")
 	f.IntVar(&c.Parts, "parts", 200, "partitions")
 	switch c.Workload {
+	case "hold":
+		c.Verify = "count"
+		f.IntVar(&c.Big, "n", 1_000_000, "partitions with a cursor that stand there")
+		f.IntVar(&c.Keys, "keys", 100_000, "keys that stand there")
+		f.IntVar(&c.Batch, "batch", 10, "messages of a step")
+		f.IntVar(&c.Workers, "workers", 64, "workers")
+		f.IntVar(&c.Rate, "rate", 0, "steps per second, open loop; 0 = as fast as it goes")
+		f.IntVar(&c.Messages, "messages", 0, "messages to preload; 0 = enough for 12,000 steps/s")
+		f.IntVar(&c.ProbeSize, "probe-size", 4096, "with -rate: bytes of a write of the fdatasync probe")
 	case "step":
 		f.IntVar(&c.Batch, "batch", 10, "messages of a step")
 		f.IntVar(&c.Workers, "workers", 64, "workers")
@@ -143,13 +155,15 @@ func (c *Config) check() error {
 	case c.Workload == "step" && c.Verify != "count" && c.Verify != "drain":
 		return fmt.Errorf("-verify %q: expected count or drain", c.Verify)
 	}
-	if c.Workload == "partitions" || c.Workload == "retained" {
+	if c.Workload == "partitions" || c.Workload == "retained" || c.Workload == "hold" {
 		c.Runs = 1
+	}
+	if c.Workload == "partitions" || c.Workload == "retained" {
 		if c.URL != "" && c.PID == 0 {
 			return fmt.Errorf("%s measures memory: -url needs -pid", c.Workload)
 		}
 	}
-	if c.Workload == "step" && c.Messages == 0 {
+	if (c.Workload == "step" || c.Workload == "hold") && c.Messages == 0 {
 		rate := 12_000
 		if c.Rate > 0 {
 			rate = c.Rate
@@ -161,7 +175,7 @@ func (c *Config) check() error {
 
 // workloads measure one run; each reports what it saw in the window.
 var workloads = map[string]func(*session) (*Result, error){
-	"step": step, "push": push, "e2e": e2e, "partitions": partitions, "retained": retained,
+	"step": step, "push": push, "e2e": e2e, "partitions": partitions, "retained": retained, "hold": hold,
 }
 
 func runs(ctx context.Context, c *Config) error {

@@ -27,6 +27,8 @@ type session struct {
 	tag  string // unique per run, starts every name and id
 	data string // the broker's data directory
 	run  int
+
+	atWindow func(end int) // called where the window begins (0) and ends (1); nil: nobody wants to know
 }
 
 // open starts the run's broker, or takes the one at -url.
@@ -112,6 +114,7 @@ func (s *session) measure(workers []worker, drain func()) (*Result, error) {
 	go func() { wg.Wait(); close(done) }()
 
 	err := s.wait(s.Warmup, errs, done)
+	s.window(0)
 	before := broker.MeasureUsage(s.pid, s.base)
 	m.open(before.At)
 	profile := s.profile(err == nil)
@@ -120,6 +123,7 @@ func (s *session) measure(workers []worker, drain func()) (*Result, error) {
 	}
 	after := broker.MeasureUsage(s.pid, s.base)
 	m.close(after.At)
+	s.window(1)
 	if drain != nil && err == nil {
 		drain()
 	}
@@ -137,6 +141,12 @@ func (s *session) measure(workers []worker, drain func()) (*Result, error) {
 	r := newResult(s.Config, lanes, before, after)
 	r.RSSMB = float64(broker.RSS(s.pid)) / (1 << 20)
 	return r, nil
+}
+
+func (s *session) window(end int) {
+	if s.atWindow != nil {
+		s.atWindow(end)
+	}
 }
 
 // wait returns after d, or sooner when every worker has ended.
