@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model week reclaim-crash bench examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -112,6 +112,17 @@ bench: build
 	bin/bench e2e -json $(BENCH_JSON)
 	bin/bench partitions -json $(BENCH_JSON)
 	bin/bench retained -json $(BENCH_JSON)
+
+# hold builds a million partitions with a cursor each and 100,000 keys, and prints
+# how long anything holds the broker's loop while steps run (HOLD: flags for less).
+hold: build
+	$(GO) build -o bin/bench ./tools/bench
+	bin/bench hold -dur 150s -json $(BENCH_JSON) $(HOLD)
+
+# overload offers three times the sustained rate for ten minutes (OVERLOAD: flags).
+overload: build
+	$(GO) build -o bin/bench ./tools/bench
+	bin/bench overload -json $(BENCH_JSON) $(OVERLOAD)
 
 clean:
 	rm -rf bin bench-data crash-data limits-data

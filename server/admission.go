@@ -137,6 +137,11 @@ func (x *exchange) admit(w *work, n int64) bool {
 	return true
 }
 
+// admitWhole admits a write whose body has been read.
+func (x *exchange) admitWhole(w *work) bool {
+	return x.admit(w, int64(len(w.body))) && x.enterGate(w)
+}
+
 func (x *exchange) awaitAdmission(n int64) bool {
 	x.held = true
 	return x.s.admission.await(n, x.c.Request.Context().Done())
@@ -149,17 +154,20 @@ const admitStep = 256 << 10
 // readGrowing admits and reads the body of a write that grows storage. A body
 // without a length is admitted once its length is known.
 func (x *exchange) readGrowing(w *work) bool {
-	if x.bodyTooLarge() {
+	if x.bodyTooLarge() || x.gateFull() {
 		return false
 	}
 	n := x.c.Request.ContentLength
-	if n < 0 {
-		return x.readBody(w) && x.admit(w, int64(len(w.body)))
+	read := false
+	switch {
+	case n < 0:
+		read = x.readBody(w) && x.admit(w, int64(len(w.body)))
+	case n > admitStep:
+		read = x.readInSteps(w, int(n))
+	default:
+		read = (n == 0 || x.admit(w, n)) && x.readBody(w)
 	}
-	if n > admitStep {
-		return x.readInSteps(w, int(n))
-	}
-	return (n == 0 || x.admit(w, n)) && x.readBody(w)
+	return read && x.enterGate(w)
 }
 
 // readInSteps charges a large body as it arrives. Its memory is taken once the

@@ -214,7 +214,7 @@ func (s *Server) serveConfigure(x *exchange) {
 		s.putWork(w)
 		x.fail(http.StatusRequestEntityTooLarge, "name_too_long", tooLongNames)
 		return
-	case x.storageFull() || !x.admit(w, int64(len(w.body))):
+	case x.storageFull() || !x.admitWhole(w):
 		s.putWork(w)
 		return
 	}

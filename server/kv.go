@@ -97,7 +97,7 @@ func (s *Server) runKV(x *exchange, w *work, tenant string) bool {
 		s.putWork(w)
 		return false
 	}
-	if growsKV(w.kv.Ops) && (x.storageFull() || !x.admit(w, int64(len(w.body)))) {
+	if growsKV(w.kv.Ops) && (x.storageFull() || !x.admitWhole(w)) {
 		s.putWork(w)
 		return false
 	}

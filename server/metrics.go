@@ -147,8 +147,9 @@ func (m *metrics) registerStatus(s *Server) {
 		return float64(used)
 	})
 	gauge("queen_raft_admit_waiting", "Calls that wait for admission.", nil, func() float64 {
-		_, waiting := s.admission.state()
-		return float64(waiting)
+		_, bytes := s.admission.state()
+		_, calls := s.gate.state()
+		return float64(bytes + calls)
 	})
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "queen_raft_admit_total", Help: "Outcomes of admission.", ConstLabels: prometheus.Labels{"outcome": "refused"},

@@ -29,6 +29,7 @@ type Server struct {
 	logLimit  logLimit
 	ids       *idSource
 	admission *admission
+	gate      *gate
 	disk      *diskWatch
 	metrics   *metrics
 	packer    *packer
@@ -75,6 +76,7 @@ func New(cfg Config) (*Server, error) {
 		givenUp:   make(chan struct{}),
 		idPrefix:  hex.EncodeToString(prefix[:]) + "-",
 	}
+	s.gate = newGate(l.AdmitHold, cfg.Clock, &s.admission.refused)
 	s.metrics = newMetrics(s)
 	s.router = s.newRouter()
 	s.http = &http.Server{

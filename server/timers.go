@@ -32,7 +32,7 @@ func (s *Server) serveTimers(x *exchange) {
 		s.putWork(w)
 		return
 	}
-	if schedules(w.timers.Ops) && (x.storageFull() || !x.admit(w, int64(len(w.body)))) {
+	if schedules(w.timers.Ops) && (x.storageFull() || !x.admitWhole(w)) {
 		s.putWork(w)
 		return
 	}

@@ -49,6 +49,7 @@ type work struct {
 	delivery delivery
 
 	admitted int64 // bytes to give back to the admission budget
+	entered  bool  // has a place of the gate to give back
 }
 
 // maxPooled is the size up to which a buffer goes back into a pool with its
@@ -81,6 +82,10 @@ func (s *Server) putWork(w *work) {
 	if w.admitted > 0 {
 		s.admission.release(w.admitted)
 		w.admitted = 0
+	}
+	if w.entered {
+		s.gate.leave()
+		w.entered = false
 	}
 	if cap(w.body) > maxPooled {
 		w.body = nil

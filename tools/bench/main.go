@@ -11,6 +11,8 @@
 //	bench retained    memory with 10 million retained messages, after idling
 //	bench hold        how long anything holds the broker's loop while steps run over
 //	                  1 million partitions and 100,000 keys; then a restart after kill -9
+//	bench overload    the rate of pushes that is sustained, what happens at three times
+//	                  that, and how soon it is over
 //
 // Each run starts its own broker (-queen) with default settings on a fresh data
 // directory under -dir, which should be on the disk that is to be measured, or
@@ -60,6 +62,9 @@ type Config struct {
 	Verify                string
 	ProbeSize             int
 	Big, Keys             int
+	Conns                 int
+	Times, Sustained      float64
+	Probe                 time.Duration
 }
 
 type listFlag []string
@@ -80,7 +85,7 @@ func main() {
 	}
 }
 
-const usage = `usage: bench step|push|e2e|partitions|retained|hold [flags]; bench WORKLOAD -h lists them`
+const usage = `usage: bench step|push|e2e|partitions|retained|hold|overload [flags]; bench WORKLOAD -h lists them`
 
 func parse(args []string) (*Config, error) {
 	if len(args) == 0 {
@@ -101,6 +106,13 @@ func parse(args []string) (*Config, error) {
 	f.StringVar(&c.Profile, "profile", "", "write a CPU profile of the broker in the window (starts it with QUEEN_PPROF=true)")
 	f.IntVar(&c.Parts, "parts", 200, "partitions")
 	switch c.Workload {
+	case "overload":
+		f.IntVar(&c.Batch, "batch", 10, "messages of a call")
+		f.IntVar(&c.Consumers, "consumers", 4, "consumers")
+		f.IntVar(&c.Conns, "conns", 1000, "connections that the calls are offered over")
+		f.Float64Var(&c.Times, "times", 3, "how much of the sustained rate is offered")
+		f.Float64Var(&c.Sustained, "sustained", 0, "the sustained rate, calls a second; 0 = look for it")
+		f.DurationVar(&c.Probe, "probe", 10*time.Second, "time of each try while the sustained rate is looked for")
 	case "hold":
 		c.Verify = "count"
 		f.IntVar(&c.Big, "n", 1_000_000, "partitions with a cursor that stand there")
@@ -137,6 +149,9 @@ func parse(args []string) (*Config, error) {
 	default:
 		return nil, fmt.Errorf("unknown workload %q; %s", c.Workload, usage)
 	}
+	if c.Workload == "overload" {
+		c.Dur = 10 * time.Minute
+	}
 	f.Parse(args[1:])
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
@@ -155,10 +170,10 @@ func (c *Config) check() error {
 	case c.Workload == "step" && c.Verify != "count" && c.Verify != "drain":
 		return fmt.Errorf("-verify %q: expected count or drain", c.Verify)
 	}
-	if c.Workload == "partitions" || c.Workload == "retained" || c.Workload == "hold" {
+	if c.Workload == "partitions" || c.Workload == "retained" || c.Workload == "hold" || c.Workload == "overload" {
 		c.Runs = 1
 	}
-	if c.Workload == "partitions" || c.Workload == "retained" {
+	if c.Workload == "partitions" || c.Workload == "retained" || c.Workload == "overload" {
 		if c.URL != "" && c.PID == 0 {
 			return fmt.Errorf("%s measures memory: -url needs -pid", c.Workload)
 		}
@@ -175,7 +190,7 @@ func (c *Config) check() error {
 
 // workloads measure one run; each reports what it saw in the window.
 var workloads = map[string]func(*session) (*Result, error){
-	"step": step, "push": push, "e2e": e2e, "partitions": partitions, "retained": retained, "hold": hold,
+	"step": step, "push": push, "e2e": e2e, "partitions": partitions, "retained": retained, "hold": hold, "overload": overload,
 }
 
 func runs(ctx context.Context, c *Config) error {

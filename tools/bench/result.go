@@ -34,21 +34,22 @@ type Result struct {
 	Cycle99  float64 `json:"cycle99,omitempty"`
 	Cycle999 float64 `json:"cycle999,omitempty"`
 
-	ServerCPU    float64     `json:"serverCPU"` // seconds per 1,000 operations
-	ClientCPU    float64     `json:"clientCPU"`
-	RSSMB        float64     `json:"rssMB"`
-	DeviceBytes  float64     `json:"deviceBytesPerMsg"`
-	Fsyncs       int64       `json:"fsyncs"` // in the window; -1 = the broker does not tell
-	FsyncsPerOp  float64     `json:"fsyncsPerOp,omitempty"`
-	EmptyRSSMB   float64     `json:"emptyRSSMB,omitempty"`
-	LoadedRSSMB  float64     `json:"loadedRSSMB,omitempty"`  // right after the load, before idling
-	BytesEach    float64     `json:"bytesEach,omitempty"`    // (RSS - empty RSS) / number
-	Probes       []Probe     `json:"fdatasync,omitempty"`    // of the same directory, right after
-	OverProbe50  float64     `json:"overProbe50,omitempty"`  // P50 - p50 of the broker's write mode
-	OverProbe99  float64     `json:"overProbe99,omitempty"`  // P99 - the same p50
-	OutputsCheck string      `json:"outputsCheck,omitempty"` // how outputs were counted
-	Hold         *HoldResult `json:"hold,omitempty"`
-	Note         string      `json:"note,omitempty"`
+	ServerCPU    float64         `json:"serverCPU"` // seconds per 1,000 operations
+	ClientCPU    float64         `json:"clientCPU"`
+	RSSMB        float64         `json:"rssMB"`
+	DeviceBytes  float64         `json:"deviceBytesPerMsg"`
+	Fsyncs       int64           `json:"fsyncs"` // in the window; -1 = the broker does not tell
+	FsyncsPerOp  float64         `json:"fsyncsPerOp,omitempty"`
+	EmptyRSSMB   float64         `json:"emptyRSSMB,omitempty"`
+	LoadedRSSMB  float64         `json:"loadedRSSMB,omitempty"`  // right after the load, before idling
+	BytesEach    float64         `json:"bytesEach,omitempty"`    // (RSS - empty RSS) / number
+	Probes       []Probe         `json:"fdatasync,omitempty"`    // of the same directory, right after
+	OverProbe50  float64         `json:"overProbe50,omitempty"`  // P50 - p50 of the broker's write mode
+	OverProbe99  float64         `json:"overProbe99,omitempty"`  // P99 - the same p50
+	OutputsCheck string          `json:"outputsCheck,omitempty"` // how outputs were counted
+	Hold         *HoldResult     `json:"hold,omitempty"`
+	Overload     *OverloadResult `json:"overload,omitempty"`
+	Note         string          `json:"note,omitempty"`
 }
 
 func newResult(c *Config, lanes []*lane, before, after broker.Usage) *Result {
@@ -127,6 +128,9 @@ func (r *Result) print(w io.Writer, head bool) {
 	}
 	fmt.Fprintf(w, rateLine, name, run, r.Batch, r.Workers, r.OpsPerS, r.MsgsPerS, r.P50, r.P99, r.P999, r.Cycle50, r.Cycle99, r.Cycle999,
 		r.ServerCPU, r.ClientCPU, r.RSSMB, r.DeviceBytes, r.Fsyncs, r.Note)
+	if r.Overload != nil {
+		r.Overload.print(w)
+	}
 	if r.Hold != nil {
 		r.Hold.print(w)
 	}

@@ -29,6 +29,9 @@ type Conn struct {
 	// Timeout bounds one call; 0 waits for ever. Reaching it is an error of
 	// the call, after which the connection has to be dialed again.
 	Timeout time.Duration
+	// RetryAfter is the Retry-After of the last answer in seconds; -1 when it had
+	// none that is a whole number.
+	RetryAfter int
 
 	addr   string
 	conn   net.Conn
@@ -163,6 +166,7 @@ func (c *Conn) receive() (status int, err error) {
 		return 0, fmt.Errorf("wire: status line %q", line)
 	}
 	size, chunked, closing := 0, false, false
+	c.RetryAfter = -1
 	for {
 		if line, err = c.line(); err != nil {
 			return 0, err
@@ -181,6 +185,10 @@ func (c *Conn) receive() (status int, err error) {
 			chunked = equalFold(value, "chunked")
 		case equalFold(name, "connection"):
 			closing = equalFold(value, "close")
+		case equalFold(name, "retry-after"):
+			if n, err := strconv.Atoi(string(value)); err == nil && n >= 0 {
+				c.RetryAfter = n
+			}
 		}
 	}
 	c.body = c.body[:0]

@@ -1,0 +1,193 @@
+package server
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// gateRig drives a gate without goroutines, on a clock of its own.
+type gateRig struct {
+	g       *gate
+	at      time.Time
+	refused atomic.Int64
+	line    []*gateWaiter
+	atOnce  int // refused when they came
+}
+
+func newGateRig() *gateRig {
+	r := &gateRig{at: time.Unix(1000, 0)}
+	r.g = newGate(15*time.Second, func() time.Time { return r.at }, &r.refused)
+	return r
+}
+
+// offer lets n calls come; in is how many got a place at once.
+func (r *gateRig) offer(n int) (in int) {
+	for range n {
+		ok, w := r.g.tryEnter()
+		switch {
+		case ok:
+			in++
+		case w != nil:
+			r.line = append(r.line, w)
+		default:
+			r.atOnce++
+		}
+	}
+	return in
+}
+
+// verdicts counts who of the line has got in and who was refused, with the
+// longest wait of each.
+func (r *gateRig) verdicts() (in, refused int, longest time.Duration) {
+	var left []*gateWaiter
+	for _, w := range r.line {
+		select {
+		case ok := <-w.verdict:
+			if !ok {
+				refused++
+				continue
+			}
+			in++
+			longest = max(longest, r.at.Sub(w.since))
+		default:
+			left = append(left, w)
+		}
+	}
+	r.line = left
+	return in, refused, longest
+}
+
+func TestGateLetsABurstWait(t *testing.T) {
+	r := newGateRig()
+	if in := r.offer(gateLeast + 500); in != gateLeast {
+		t.Fatalf("%d got in at once, want %d", in, gateLeast)
+	}
+	waited := 0
+	for range 900 { // a slow disk, but the line gets shorter
+		r.at = r.at.Add(time.Millisecond)
+		r.g.leave()
+		in, refused, _ := r.verdicts()
+		if waited += in; refused > 0 {
+			t.Fatalf("a burst is refused after %v", r.at.Sub(time.Unix(1000, 0)))
+		}
+		if used, _ := r.g.state(); used == 0 {
+			break
+		}
+	}
+	if waited != 500 {
+		t.Fatalf("%d of the line got in, want 500", waited)
+	}
+}
+
+// Three times what is finished is offered for 20 s: in the steady state nobody
+// waits longer than the patience, who is over it is refused at once, and the
+// line is short; once the load drops nobody is refused any more.
+func TestGateUnderOverload(t *testing.T) {
+	r := newGateRig()
+	const finished, offered = 5, 15 // a millisecond
+	refused, in := 0, 0
+	for ms := range 20_000 {
+		r.at = r.at.Add(time.Millisecond)
+		in += r.offer(offered)
+		for range finished {
+			if used, _ := r.g.state(); used > 0 {
+				r.g.leave()
+			}
+		}
+		i, no, longest := r.verdicts()
+		refused, in = refused+no, in+i
+		used, waiting := r.g.state()
+		if ms < 1500 {
+			continue
+		}
+		if longest > gatePatience || waiting > finished*10+offered {
+			t.Fatalf("at %d ms: a wait of %v, %d in line", ms, longest, waiting)
+		}
+		if used > 2*gateLeast {
+			t.Fatalf("at %d ms: %d calls in the engine", ms, used)
+		}
+	}
+	refused += r.atOnce
+	if got := float64(in) / float64(in+refused); got < 0.32 || got > 0.36 {
+		t.Fatalf("%.2f of what was offered got in, want a third", got)
+	}
+	if int64(refused) != r.refused.Load() {
+		t.Fatalf("%d were refused, %d counted", refused, r.refused.Load())
+	}
+	if r.offer(200); r.atOnce == 0 || !r.g.full() {
+		t.Fatal("nobody was refused at once")
+	}
+	for range 1000 { // the load drops below what is finished
+		r.at = r.at.Add(time.Millisecond)
+		for range finished {
+			if used, _ := r.g.state(); used > 0 {
+				r.g.leave()
+			}
+		}
+		r.offer(finished - 1)
+	}
+	r.verdicts()
+	for range 1000 {
+		r.at = r.at.Add(time.Millisecond)
+		for range finished {
+			if used, _ := r.g.state(); used > 0 {
+				r.g.leave()
+			}
+		}
+		if in := r.offer(finished - 1); in != finished-1 {
+			t.Fatal("a call waits although the load has dropped")
+		}
+	}
+}
+
+// A disk that stands still for seconds is no overload: who waited is let in
+// when it goes on.
+func TestGateForgivesAStall(t *testing.T) {
+	r := newGateRig()
+	r.offer(gateLeast)
+	r.at = r.at.Add(10 * time.Millisecond)
+	r.g.leave()
+	r.offer(50)
+	r.at = r.at.Add(5 * time.Second)
+	for range 100 {
+		r.g.leave()
+	}
+	if in, refused, _ := r.verdicts(); refused > 0 || in != 49 {
+		t.Fatalf("%d of the line got in, %d were refused, want 49 and none", in, refused)
+	}
+}
+
+func TestGateGrowsWithTheRate(t *testing.T) {
+	r := newGateRig()
+	r.offer(1)
+	for range 2000 { // 40 a millisecond
+		r.at = r.at.Add(time.Millisecond)
+		for range 40 {
+			r.offer(1)
+			r.g.leave()
+		}
+	}
+	if in := r.offer(3000); in < 1900 || in > 2100 {
+		t.Fatalf("%d got in, want 50 ms of 40,000 a second", in)
+	}
+}
+
+// A client that leaves leaves the line, and the place that comes at the last
+// moment is not lost.
+func TestGateGivesUp(t *testing.T) {
+	r := newGateRig()
+	r.offer(gateLeast + 2)
+	gone := make(chan struct{})
+	close(gone)
+	if r.g.await(r.line[0], gone) {
+		t.Fatal("a client that left is in")
+	}
+	r.g.leave()
+	if !r.g.giveUp(r.line[1]) {
+		t.Fatal("the place of a client that gives up too late is lost")
+	}
+	if used, waiting := r.g.state(); used != gateLeast || waiting != 0 || r.refused.Load() != 1 {
+		t.Fatalf("%d in, %d in line, %d refused", used, waiting, r.refused.Load())
+	}
+}
