@@ -479,6 +479,9 @@ func (m *Machine) pushPartition(q *queue, name string) *partition {
 	return p
 }
 
+// wakeDue reports whether a cursor's time has come that nobody has looked at yet.
+func (m *Machine) wakeDue() bool { return len(m.wakes) > 0 && m.wakes[0].wakeAt <= m.now }
+
 // setWake places a cursor in the heap of things to look at again; 0 takes it out.
 func (m *Machine) setWake(c *cursor, at int64) {
 	if c.wakeAt == at {
@@ -496,8 +499,12 @@ func (m *Machine) setWake(c *cursor, at int64) {
 	}
 }
 
+// wakeSlice bounds how many cursors a cycle looks at because their time has
+// come; the wake that is left over calls for the next cycle (F24).
+const wakeSlice = 512
+
 func (m *Machine) wakeCursors() {
-	for len(m.wakes) > 0 && m.wakes[0].wakeAt <= m.now {
+	for n := 0; n < wakeSlice && m.wakeDue(); n++ {
 		c := m.wakes[0]
 		m.setWake(c, 0)
 		m.refresh(c)

@@ -146,7 +146,7 @@ func (m *Machine) serve() {
 // that nobody has looked at yet: it is empty only when there are none left.
 func (m *Machine) searching(w *waiter) bool {
 	return w.pop.WaitMicros == 0 && w.pop.Partition == "" && !m.released && !w.call.Gone.Load() &&
-		(w.g.q.reviewed != reviewDone || slices.Contains(m.later, w.g))
+		(w.g.q.reviewed != reviewDone || m.wakeDue() || slices.Contains(m.later, w.g))
 }
 
 // youngGroup is how long, in microseconds, an empty pop waits for confirmation
@@ -268,8 +268,8 @@ func (m *Machine) claimPinned(w *waiter, seconds int64) (lookup bool) {
 		}
 		m.refresh(c)
 	}
-	if !c.inReady && w.g.q.reviewed != reviewDone {
-		m.refresh(c) // its turn after a change of options has not come yet
+	if !c.inReady && (w.g.q.reviewed != reviewDone || m.wakeDue()) {
+		m.refresh(c) // its turn may not have come yet
 	}
 	if !c.inReady {
 		return false

@@ -134,3 +134,46 @@ func TestCaptureSlices(t *testing.T) {
 		}
 	}
 }
+
+// Leases that end together are looked at in slices, and no pop is told meanwhile
+// that there is nothing.
+func TestWakesInSlices(t *testing.T) {
+	const n = 2*wakeSlice + 100
+	r := newRig(t, Config{})
+	r.twin = nil
+	run(r, &Pop{Queue: "a", Group: "g", Mode: SubscribeAll, Batch: 1, Partitions: 1, LeaseID: leaseID("K")})
+	push := &Push{}
+	for i := range n {
+		push.Items = append(push.Items, r.item("a", fmt.Sprint("p", i), "", nil))
+	}
+	push.GroupItems()
+	run(r, push)
+	call := func(name, partition string, parts int) *Call {
+		return r.call(&Pop{Queue: "a", Partition: partition, Group: "g", Mode: SubscribeAll, Batch: parts, Partitions: parts, LeaseSeconds: 1, LeaseID: leaseID(name)})
+	}
+	all := call("L", "", n)
+	r.do(all)
+	if got := len(all.Body.(*Pop).Claims); got != n {
+		t.Fatalf("%d claims, want %d", got, n)
+	}
+	r.now += 2_000_000
+	last, rest := call("M", fmt.Sprint("p", n-1), 1), call("N", "", n)
+	r.do(last)
+	if len(last.Body.(*Pop).Claims) != 1 {
+		t.Fatal("a pop of a partition whose lease is over is empty")
+	}
+	for r.m.wakeDue() {
+		r.plan()
+	}
+	r.do(rest)
+	if got := len(rest.Body.(*Pop).Claims); got != n-1 {
+		t.Fatalf("%d claims, want %d", got, n-1)
+	}
+	r.now += 2_000_000
+	one := call("O", "", 1)
+	for p := r.plan(one); len(one.Body.(*Pop).Claims) == 0; p = r.plan() {
+		if p.Wake == 0 || p.Wake > r.now+1 {
+			t.Fatal("nothing calls for the next slice")
+		}
+	}
+}

@@ -4,7 +4,7 @@ package fsm
 
 // viewSlice is about how many cursors and groups one read looks at: well under a
 // millisecond.
-const viewSlice = 2000
+const viewSlice = 1000
 
 // Queues lists queues by name, those after the given one, at most limit (at
 // least 1) and at most a slice's worth; more: there are others after them.
