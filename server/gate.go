@@ -37,10 +37,10 @@ type gate struct {
 }
 
 const (
-	gateLeast    = 256
-	gateDelay    = 50 * time.Millisecond
+	gateLeast    = 128
+	gateDelay    = 40 * time.Millisecond
 	gateStands   = time.Second
-	gatePatience = 10 * time.Millisecond
+	gatePatience = 20 * time.Millisecond
 	gateWindow   = 100 * time.Millisecond // of measuring the rate; longer without a finished call is a stall
 )
 
