@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"container/heap"
 	"fmt"
 	"testing"
 )
@@ -169,11 +170,25 @@ func TestWakesInSlices(t *testing.T) {
 	if got := len(rest.Body.(*Pop).Claims); got != n-1 {
 		t.Fatalf("%d claims, want %d", got, n-1)
 	}
+	// The cursors of another group come first: a pop that does not wait is not
+	// empty while its own are still to be looked at.
+	other := r.call(&Pop{Queue: "a", Group: "h", Mode: SubscribeAll, Batch: 1, Partitions: 1, LeaseSeconds: 1, LeaseID: leaseID("O")})
+	r.do(other)
 	r.now += 2_000_000
-	one := call("O", "", 1)
-	for p := r.plan(one); len(one.Body.(*Pop).Claims) == 0; p = r.plan() {
-		if p.Wake == 0 || p.Wake > r.now+1 {
-			t.Fatal("nothing calls for the next slice")
-		}
+	h := r.m.s.findQueue(tenantA, "a").byGroup["h"]
+	for r.m.wakeDue() {
+		r.plan()
+	}
+	late := call("P", "", 1)
+	r.do(call("Q", "", n))
+	r.now += 2_000_000
+	p := r.partition("a", "p0")
+	for range wakeSlice + 1 { // due before all of the group's
+		r.m.wakes = append(r.m.wakes, &cursor{p: p, g: h, committed: 1 << 40, wakeAt: 1, heapIdx: int32(len(r.m.wakes))})
+	}
+	heap.Init(&r.m.wakes)
+	r.do(late)
+	if len(late.Body.(*Pop).Claims) != 1 {
+		t.Fatal("a pop is empty before the leases that are over were looked at")
 	}
 }
