@@ -6,11 +6,11 @@ import (
 )
 
 // short is what a seed runs in tests.
-var short = goal{commands: 1500, disruptions: 20, minutes: 2}
+var short = goal{commands: 700, disruptions: 12, minutes: 1}
 
 // TestSeeds is a bounded part of make sim.
 func TestSeeds(t *testing.T) {
-	seeds := uint64(4)
+	seeds := uint64(3)
 	if testing.Short() {
 		seeds = 2
 	}
