@@ -41,7 +41,6 @@ func (t *tool) dump(args []string) (bool, error) {
 // filters is what records have to be like.
 type filters struct {
 	kinds     map[string]bool
-	rowKinds  map[string]bool
 	partition uint64 // 0: any
 }
 

@@ -148,10 +148,9 @@ func or(err error, text string) string {
 // liveness is what the checkpoint says of what is still retained. It takes
 // about 40 bytes a partition.
 type liveness struct {
-	known  bool
-	start  map[uint64]uint64 // log start of each partition
-	next   uint64            // partitions from this id on are newer than the checkpoint
-	ranges [][2]string
+	known bool
+	start map[uint64]uint64 // log start of each partition
+	next  uint64            // partitions from this id on are newer than the checkpoint
 }
 
 func (t *tool) liveRows(s *recovery.Snapshot) (*liveness, error) {
