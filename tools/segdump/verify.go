@@ -64,7 +64,7 @@ type verifier struct {
 	have    contents
 	ends    map[uint64]recovery.LogEnd
 	rows    map[string]int
-	shown   int
+	found   []finding
 	counts  map[string]int
 	entries uint64
 	first   uint64
@@ -73,47 +73,87 @@ type verifier struct {
 	files   int
 	bytes   int64
 	pairs   int
-	err     error // of the output
 }
 
-// verify checks everything and goes on after an error.
+// verifyRuns is how often a directory that moves is looked at when something
+// was found.
+const verifyRuns = 4
+
+// verify checks everything and goes on after an error. A broker replaces files
+// under the reader; what is wrong then is gone at the next look, so of a
+// directory that moves only what every look finds counts.
 func (t *tool) verify(_ []string) (findings bool, err error) {
-	s, verdict, err := t.judged()
+	v, err := t.look()
+	for i := 1; err == nil && i < verifyRuns && len(v.found) > 0; i++ {
+		moved, cerr := v.s.Changed()
+		if cerr != nil {
+			return false, cerr
+		}
+		if !moved {
+			break
+		}
+		before := v.found
+		if v, err = t.look(); err == nil {
+			v.inUse = true
+			v.keep(before)
+		}
+	}
 	if err != nil {
 		return false, err
 	}
-	v := &verifier{t: t, s: s, inUse: t.inUse(t.dir) || s.Moving, have: contents{}, ends: s.ClaimedEnds(), rows: map[string]int{}, counts: map[string]int{}, records: map[string]int{}}
-	v.v = verdict
+	for i := range v.found[:min(len(v.found), maxFindings)] {
+		f := &v.found[i]
+		if err := t.out.emit(f, f.text()); err != nil {
+			return false, err
+		}
+	}
+	return len(v.found) > 0, v.summary()
+}
+
+// look is one look at everything.
+func (t *tool) look() (*verifier, error) {
+	s, verdict, err := t.judged()
+	if err != nil {
+		return nil, err
+	}
+	v := &verifier{t: t, s: s, v: verdict, inUse: t.inUse(t.dir) || s.Moving, have: contents{}, ends: s.ClaimedEnds(), rows: map[string]int{}, counts: map[string]int{}, records: map[string]int{}}
 	v.parts()
 	v.checkpoint()
 	if err := v.logs(); err != nil {
-		return false, err
+		return nil, err
 	}
 	v.tables()
 	if err := v.tail(); err != nil {
-		return false, err
+		return nil, err
 	}
-	if err := v.refusal(); err != nil {
-		return false, err
+	return v, v.refusal()
+}
+
+// keep drops the findings that an earlier look did not have.
+func (v *verifier) keep(before []finding) {
+	v.found = slices.DeleteFunc(v.found, func(f finding) bool {
+		return !slices.ContainsFunc(before, func(b finding) bool {
+			return b.Class == f.Class && b.File == f.File && b.Pos == f.Pos && b.Index == f.Index
+		})
+	})
+	clear(v.counts)
+	for i := range v.found {
+		v.counts[v.found[i].Class]++
 	}
-	if err := v.summary(); err != nil {
-		return false, err
-	}
-	return v.total() > 0, v.err
 }
 
 func (v *verifier) total() int {
 	return v.counts[classTorn] + v.counts[classDamage] + v.counts[classDerived]
 }
 
-// report shows a finding.
+// report takes a finding. Beyond the ones that are shown they are only counted.
 func (v *verifier) report(f finding) {
 	v.counts[f.Class]++
-	if v.shown++; v.shown > maxFindings || v.err != nil {
+	if len(v.found) > maxFindings {
 		return
 	}
 	f.File = v.t.short(f.File)
-	v.err = v.t.out.emit(&f, f.text())
+	v.found = append(v.found, f)
 }
 
 const (
@@ -235,12 +275,12 @@ func (v *verifier) logs() error {
 		Record: func(r recovery.RecordAt) error {
 			v.records[kindName(r.Record.Kind)]++
 			v.have.of(r.Log, r.Seq).addRecord(r.Seq, r.Pos, &r.Record)
-			return v.err
+			return nil
 		},
 		Gap: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, g segment.Gap) error {
 			v.have.of(l.ID, f.Seq).bad = true
 			v.gap(l, f, g)
-			return v.err
+			return nil
 		},
 		Unread: func(l *recovery.SnapshotLog, f *recovery.SnapshotFile, err error) error {
 			v.have.of(l.ID, f.Seq).bad = true
@@ -249,11 +289,11 @@ func (v *verifier) logs() error {
 				return nil
 			}
 			v.damaged(err, v.effectOn(f))
-			return v.err
+			return nil
 		},
 		Entry: func(e *recovery.EntryAt) error {
 			v.entry(e, gone)
-			return v.err
+			return nil
 		},
 	})
 }
@@ -495,7 +535,6 @@ func (v *verifier) tail() error {
 		v.inUse = changed || v.t.inUse(v.t.dir)
 	}
 	if v.inUse {
-		v.t.out.textf("%d places that look unfinished are being written", len(v.later))
 		return nil
 	}
 	for _, f := range v.later {
@@ -509,7 +548,7 @@ func (v *verifier) refusal() error {
 	if v.v.Refused != nil && v.counts[classDamage] == 0 {
 		v.damaged(v.v.Refused, effectRefuses)
 	}
-	return v.err
+	return nil
 }
 
 func (v *verifier) summary() error {
@@ -525,8 +564,8 @@ func (v *verifier) summary() error {
 		{"start", outcome}, {"inUse", v.inUse}, {"firstEntry", v.first}, {"lastEntry", v.last}, {"entries", v.entries},
 		{"checkpointFrom", v.s.Footer.From}, {"checkpointTo", v.s.Footer.To}, {"proven", v.v.Proven},
 		{"logs", len(v.s.Logs)}, {"files", v.files}, {"bytes", v.bytes}, {"tables", v.pairs}, {"records", v.records}, {"rows", v.rows}, {"verdict", text}}
-	if v.shown > maxFindings {
-		v.t.out.textf("%d more findings", v.shown-maxFindings)
+	if more := v.total() - maxFindings; more > 0 {
+		v.t.out.textf("%d more findings", more)
 	}
 	lines := fmt.Sprintf("%d logs, %d files, %d bytes, %d pairs of side tables; entries %s, checkpoint %d to %d, proven durable %d",
 		len(v.s.Logs), v.files, v.bytes, v.pairs, numbers(v.first, v.last), v.s.Footer.From, v.s.Footer.To, v.v.Proven)
