@@ -15,11 +15,11 @@ import (
 func (b *book) audit(n *node) {
 	s := n.machine.View()
 	seen := map[uint64]bool{}
-	for _, q := range s.Queues(tenant, "", 1000) {
+	for _, q := range allQueues(s) {
 		if b.gone[q.ID] {
 			b.w.fail("queue %s (%d) was deleted, and is there after the boot", q.Name, q.ID)
 		}
-		for _, info := range s.Partitions(tenant, q.Name, 0, 10_000) {
+		for _, info := range allPartitions(s, q.Name) {
 			p := b.parts[info.ID]
 			if p == nil && info.Next == 0 {
 				continue // made by a position
@@ -40,6 +40,38 @@ func (b *book) audit(n *node) {
 	}
 	b.auditTimers(s)
 	b.auditLetters(n, s)
+}
+
+// The listings of the state come in slices; these put them together.
+
+func allQueues(s *fsm.State) (all []fsm.QueueInfo) {
+	for more, after := true, ""; more; {
+		var some []fsm.QueueInfo
+		some, more = s.Queues(tenant, after, 1000)
+		if all = append(all, some...); len(all) > 0 {
+			after = all[len(all)-1].Name
+		}
+	}
+	return all
+}
+
+func allPartitions(s *fsm.State, queue string) (all []fsm.PartitionInfo) {
+	for more := true; more; {
+		var some []fsm.PartitionInfo
+		some, more = s.Partitions(tenant, queue, len(all), 1000)
+		all = append(all, some...)
+	}
+	return all
+}
+
+func allLetters(s *fsm.State, limit int) (all []fsm.DeadLetterInfo) {
+	filter := fsm.DeadLetterFilter{Limit: limit}
+	for more := true; more; {
+		var some []fsm.DeadLetterInfo
+		some, more = s.DeadLetters(tenant, &filter)
+		all = append(all, some...)
+	}
+	return all
 }
 
 // readAll reads a partition from disk.
@@ -90,7 +122,7 @@ func (b *book) auditTimers(s *fsm.State) {
 func (b *book) auditLetters(n *node, s *fsm.State) {
 	have := map[letterKey]int{}
 	b.w.load.letters = b.w.load.letters[:0]
-	for _, l := range s.DeadLetters(tenant, fsm.DeadLetterFilter{Limit: 1 << 30}) {
+	for _, l := range allLetters(s, 1<<30) {
 		content := l.Content
 		if len(content) == 0 {
 			var err error

@@ -330,9 +330,9 @@ func (l *load) make() *command {
 // look is a read of the state; it also finds the dead letters that there are.
 func (l *load) look(s *fsm.State) {
 	s.Queues(tenant, "", 10)
-	s.Depth(tenant, "q0", allGroup, true, 10)
+	s.Depth(tenant, "q0", allGroup, true)
 	l.letters = l.letters[:0]
-	for _, d := range s.DeadLetters(tenant, fsm.DeadLetterFilter{Limit: 20}) {
+	for _, d := range allLetters(s, 20) {
 		if p := l.w.book.parts[d.PartitionID]; p != nil && d.Offset < uint64(len(p.ids)) {
 			l.letters = append(l.letters, letter{d.ID, letterKey{d.PartitionID, d.Offset, d.Group, l.w.book.hashAt(d.PartitionID, d.Offset)}})
 		}
