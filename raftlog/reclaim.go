@@ -70,10 +70,15 @@ type reclaimer struct {
 }
 
 func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), fatal func(error)) *reclaimer {
+	r := newReclaimer(s, cfg, submit, fatal)
+	go r.run()
+	return r
+}
+
+func newReclaimer(s *Store, cfg *Config, submit func(writerRequest), fatal func(error)) *reclaimer {
 	r := &reclaimer{store: s, cfg: cfg, submit: submit, fatal: fatal,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 	s.reclaimer.Store(r)
-	go r.run()
 	return r
 }
 
@@ -91,21 +96,29 @@ func (r *reclaimer) run() {
 			return
 		case <-r.wake:
 		}
-		snap := r.take(false)
-		if snap == nil {
-			continue
-		}
-		begun := r.cfg.Clock.Now().Mono
-		err := r.pass(snap)
-		if cerr := snap.Close(); err == nil && cerr != nil {
-			err = cerr
-		}
-		r.rested(begun)
-		if err != nil && !errors.Is(err, errClosing) {
+		if err := r.work(); err != nil {
 			r.fatal(fmt.Errorf("reclaim: %w", err))
 			return
 		}
 	}
+}
+
+// work makes a pass, if a checkpoint waits for one.
+func (r *reclaimer) work() error {
+	snap := r.take(false)
+	if snap == nil {
+		return nil
+	}
+	begun := r.cfg.Clock.Now().Mono
+	err := r.pass(snap)
+	if cerr := snap.Close(); err == nil {
+		err = cerr
+	}
+	r.rested(begun)
+	if errors.Is(err, errClosing) {
+		return nil
+	}
+	return err
 }
 
 func (r *reclaimer) rested(begun int64) {

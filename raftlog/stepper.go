@@ -12,17 +12,18 @@ type Step uint8
 // Steps of a Stepper, in no order. A batch of the log writer goes through
 // Write, Sync and Report.
 const (
-	StepLoop   Step = iota // the loop takes what has gathered and runs a turn
-	StepWrite              // the log writer takes what is queued and writes it
-	StepSync               // what it has written is synced
-	StepReport             // the loop is told that it is durable
-	StepRows               // the rows writer does the oldest request
-	StepSeal               // the sealer looks once
-	StepLook               // the oldest call that needs the disk is prepared
+	StepLoop    Step = iota // the loop takes what has gathered and runs a turn
+	StepWrite               // the log writer takes what is queued and writes it
+	StepSync                // what it has written is synced
+	StepReport              // the loop is told that it is durable
+	StepRows                // the rows writer does the oldest request
+	StepSeal                // the sealer looks once
+	StepLook                // the oldest call that needs the disk is prepared
+	StepReclaim             // files are freed by the newest checkpoint
 	NumSteps
 )
 
-var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look"}
+var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look", "reclaim"}
 
 func (s Step) String() string { return stepNames[s] }
 
@@ -59,6 +60,7 @@ func NewStepper(cfg Config, b Boot) (*Stepper, error) {
 	g.writer = &writerLoop{w: w, cfg: &g.cfg, stats: &g.stats, post: func(e event) { g.in.event(e) }, fatal: g.fatal}
 	g.rows = newRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = newSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
+	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.fatal)
 	g.prep = &preparers{fn: g.cfg.Prepare}
 	g.prep.more = sync.NewCond(&g.prep.mu)
 	g.begin()
@@ -111,6 +113,8 @@ func (s *Stepper) Can(step Step) bool {
 		return len(g.sealer.wake) > 0
 	case StepLook:
 		return len(g.prep.mu.queue) > 0
+	case StepReclaim:
+		return len(g.sealer.reclaimer.wake) > 0
 	}
 	return false
 }
@@ -142,6 +146,9 @@ func (s *Stepper) Do(step Step) {
 		call := g.prep.mu.queue[0]
 		g.prep.mu.queue = g.prep.mu.queue[1:]
 		g.prep.fn(call)
+	case StepReclaim:
+		<-g.sealer.reclaimer.wake
+		s.failOn(g.sealer.reclaimer.work(), "files cannot be freed")
 	}
 }
 
@@ -173,6 +180,7 @@ func (s *Stepper) Close() error {
 	if _, err := g.writer.do(g.writer.mu.queue); err != nil {
 		return err
 	}
+	g.sealer.reclaimer.take(true)
 	return errors.Join(g.boot.Rows.Close(), g.store.Close(), g.boot.Lock.Close())
 }
 

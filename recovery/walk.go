@@ -264,7 +264,7 @@ func (e *EntryAt) note(it *item) {
 	p := PartAt{Log: it.at.q.ID, File: it.at.file(), Pos: it.at.pos, End: it.end, Kind: r.Kind, Ordinal: r.Ordinal}
 	switch r.Kind {
 	case entry.KindPad:
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		a := &r.Append
 		p.Queue, p.Partition, p.First, p.Count, p.Time = a.Queue, a.Partition, a.First, a.Count, a.Time
 		e.Parts = append(e.Parts, p)

@@ -317,7 +317,7 @@ func (t *tool) segmentLine(s *recovery.Snapshot, l *recovery.SnapshotLog, f *rec
 				return nil
 			}
 			line.note(r.Index, r.Index, 0, 0)
-			if r.Kind == entry.KindAppend {
+			if r.Kind == entry.KindAppend || r.Kind == entry.KindIDs {
 				a := &r.Append
 				line.note(0, 0, a.Time, a.Time)
 				line.Messages += uint64(a.Count)

@@ -227,7 +227,7 @@ func (t *tool) appends(s *recovery.Snapshot, v *recovery.Verdict, ref partitionR
 		_, err := segment.Inspect(segment.Inspection{FS: s.FS, Name: l.Path(f), Log: l.ID, Seq: f.Seq, Size: f.Size,
 			Record: func(pos int64, body []byte) error {
 				r, err := entry.ParseRecord(body)
-				if err != nil || r.Kind != entry.KindAppend || r.Append.Partition != ref.partition {
+				if err != nil || r.Kind != entry.KindAppend && r.Kind != entry.KindIDs || r.Append.Partition != ref.partition {
 					return nil
 				}
 				appends++

@@ -27,12 +27,14 @@ func kindName(k entry.Kind) string {
 		return "value"
 	case entry.KindPad:
 		return "pad"
+	case entry.KindIDs:
+		return "ids"
 	}
 	return fmt.Sprintf("kind-%d", k)
 }
 
 func isRecordKind(name string) bool {
-	for k := entry.KindAppend; k <= entry.KindPad; k++ {
+	for k := entry.KindAppend; k <= entry.KindIDs; k++ {
 		if kindName(k) == name {
 			return true
 		}
@@ -74,7 +76,7 @@ func (t *tool) showRecord(pos, end int64, r *entry.Record) error {
 	case entry.KindPad:
 		o = append(o, member{"commit", r.Commit})
 		fmt.Fprintf(&b, " durable %d commit %d", r.Index, r.Commit)
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		a := &r.Append
 		messages, text := t.messages(a)
 		o = append(o, member{"ordinal", r.Ordinal}, member{"queueId", a.Queue}, member{"partitionId", a.Partition},

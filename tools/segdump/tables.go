@@ -58,7 +58,7 @@ func (c *content) addRecord(seq uint64, pos int64, r *entry.Record) {
 	switch r.Kind {
 	case entry.KindValue:
 		c.values.add(r.Value.ID, seq, uint64(pos))
-	case entry.KindAppend:
+	case entry.KindAppend, entry.KindIDs:
 		a := &r.Append
 		c.addAppend(index.AppendRef{Seq: seq, Pos: pos, Partition: a.Partition, First: a.First, Count: a.Count, Time: a.Time})
 		if c.minTime == 0 || a.Time < c.minTime {
