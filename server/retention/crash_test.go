@@ -80,12 +80,17 @@ func (r *rig) holds() (out []string) {
 	var letters []fsm.DeadLetterInfo
 	var timers []fsm.TimerInfo
 	r.call(&fsm.Read{Do: func(s *fsm.State) {
-		for _, q := range s.Queues(tenant, "", 100) {
-			for _, p := range s.Partitions(tenant, q.Name, 0, 1000) {
+		queues, more := s.Queues(tenant, "", 100)
+		for _, q := range queues {
+			ps, rest := s.Partitions(tenant, q.Name, 0, 1000)
+			more = more || rest
+			for _, p := range ps {
 				parts = append(parts, part{q.ID, p.ID, p.LogStart, p.Next, q.Name + "/" + p.Name})
 			}
 		}
-		letters = s.DeadLetters(tenant, fsm.DeadLetterFilter{Limit: 100})
+		if letters, _ = s.DeadLetters(tenant, &fsm.DeadLetterFilter{Limit: 100}); more {
+			r.t.Error("the listings were cut")
+		}
 		timers, _ = s.ListTimers(tenant, "b", "", 100)
 	}})
 	for _, p := range parts {

@@ -208,7 +208,8 @@ func (r *rig) read(queue, partition, from, to uint64) (out []string) {
 func (r *rig) partition(queue, name string) (info fsm.PartitionInfo, found bool) {
 	r.t.Helper()
 	r.call(&fsm.Read{Do: func(s *fsm.State) {
-		for _, p := range s.Partitions(tenant, queue, 0, 1000) {
+		ps, _ := s.Partitions(tenant, queue, 0, 1000)
+		for _, p := range ps {
 			if p.Name == name {
 				info, found = p, true
 			}
