@@ -312,4 +312,7 @@ func (q *queue) closeGap(from, to, gone int) {
 			g.sweep = max(from, g.sweep-gone)
 		}
 	}
+	if q.reviewed > from {
+		q.reviewed = max(from, q.reviewed-gone)
+	}
 }

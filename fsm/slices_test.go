@@ -187,7 +187,8 @@ func TestWakesInSlices(t *testing.T) {
 		r.m.wakes = append(r.m.wakes, &cursor{p: p, g: h, committed: 1 << 40, wakeAt: 1, heapIdx: int32(len(r.m.wakes))})
 	}
 	heap.Init(&r.m.wakes)
-	r.do(late)
+	for r.do(late); r.m.wakeDue(); r.plan() { // as the wake that is left over asks for
+	}
 	if len(late.Body.(*Pop).Claims) != 1 {
 		t.Fatal("a pop is empty before the leases that are over were looked at")
 	}
