@@ -39,36 +39,52 @@ func TestOneSeedRunsTwice(t *testing.T) {
 // The book must notice what it is there for: see tools/sim-bugs.sh for bugs of the
 // broker; these are answers that are wrong.
 func TestTheBookRefuses(t *testing.T) {
-	for name, wrong := range map[string]func(*world){
-		"a lost key": func(w *world) {
+	// Each makes the book wrong, as soon as there is something to be wrong about.
+	for name, wrong := range map[string]func(*world) (done bool){
+		"a lost key": func(w *world) (done bool) {
 			for _, id := range sortedKeys(w.book.kv.rows) {
 				delete(w.book.kv.rows, id)
+				done = true
 			}
+			return done
 		},
-		"a lost message": func(w *world) {
+		"a lost message": func(w *world) bool {
 			p := w.book.parts[sortedKeys(w.book.parts)[0]]
 			p.ids = p.ids[:len(p.ids)-1]
+			return true
 		},
-		"a lost timer": func(w *world) { clear(w.book.timers) },
-		"a moved cursor": func(w *world) {
+		"a lost timer": func(w *world) bool {
+			done := len(w.book.timers) > 0
+			clear(w.book.timers)
+			return done
+		},
+		"a moved cursor": func(w *world) (done bool) {
 			for _, c := range w.book.cursors {
 				c.floor++
+				done = true
 			}
+			return done
 		},
-		"a lease given twice": func(w *world) {
+		"a lease given twice": func(w *world) (done bool) {
 			for _, c := range w.book.cursors {
 				if c.lease != nil {
 					c.lease.expires += 3_600_000_000
+					done = true
 				}
 			}
+			return done
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := runWith(1, goal{commands: 600, disruptions: 3, minutes: 1}, nil, func(w *world) {
-				if w.totals.Commands == 400 && w.node != nil && len(w.book.plans) == 0 {
-					wrong(w)
+			done := false
+			r := runWith(1, goal{commands: 1000, disruptions: 3, minutes: 1}, nil, func(w *world) {
+				if !done && w.totals.Commands >= 400 && w.node != nil && len(w.book.plans) == 0 {
+					done = wrong(w)
 				}
 			})
+			if !done {
+				t.Fatal("the seed never came to where it could be wrong")
+			}
 			if r.err == nil {
 				t.Error("nothing was noticed")
 			}
