@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -57,14 +57,14 @@ model:
 
 # sim runs SEEDS seeds of the simulator, on all cores: the broker's core on a
 # simulated disk and clock, with crashes and faults, checked against its whole
-# history. sim-bugs shows that it finds bugs that are planted for it.
+# history. crash-bugs shows that it finds bugs that are planted for it.
 SEEDS ?= 1000
 sim:
 	$(GO) build -o bin/sim ./fuzz/sim
 	bin/sim -seeds $(SEEDS) -seed $(or $(SEED),1)
 
-sim-bugs:
-	@GO="$(GO)" ./tools/sim-bugs.sh
+crash-bugs:
+	@GO="$(GO)" ./tools/crash-bugs.sh
 
 # week simulates a week of traffic with retention and prints what is on disk and in memory day by day.
 week:

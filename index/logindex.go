@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"queen/internal/plant"
 	"queen/internal/vfs"
 )
 
@@ -147,7 +148,7 @@ func claim(pairs []*tablePair, files []FileID) (kept, dropped []*tablePair) {
 		q := *p
 		q.dead = nil
 		for _, f := range p.files {
-			if !taken[f.Seq] && !p.isDead(f.Seq) && there[f.Seq] == f.id() {
+			if !taken[f.Seq] && !p.isDead(f.Seq) && (there[f.Seq] == f.id() || plant.Is(plant.StaleTable) && there[f.Seq].Seq == f.Seq) {
 				taken[f.Seq] = true
 			} else {
 				q.dead = append(q.dead, f.Seq)

@@ -130,6 +130,24 @@ func (r *Rows) Sync() error {
 	return r.syncDir()
 }
 
+// WriteAgain writes the newest checkpoint once more, for the Sync that follows
+// to cover: an earlier one may have failed, and the kernel forgets that.
+func (r *Rows) WriteAgain() error {
+	if r.failed != nil {
+		return r.failed
+	}
+	if r.cur.seq == 0 {
+		return nil
+	}
+	if err := r.openCurrent(); err != nil {
+		return err
+	}
+	if err := vfs.WriteAgain(r.file, 0, r.cur.end); err != nil {
+		return r.fail(fmt.Errorf("write rows %s again: %w", r.path(r.cur.seq), err))
+	}
+	return nil
+}
+
 // Begin starts a checkpoint. full: every row will be put, into a new file;
 // the first checkpoint always is. What an unfinished checkpoint left is cut off
 // or removed first.

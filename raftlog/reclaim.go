@@ -11,6 +11,7 @@ import (
 
 	"queen/index"
 	"queen/internal/entry"
+	"queen/internal/plant"
 	"queen/segment"
 )
 
@@ -182,6 +183,9 @@ func (s *Store) checkpointed(rows *index.Rows) error {
 // pass judges all logs by a checkpoint, after it has done what waited for it.
 func (r *reclaimer) pass(snap *index.RowsSnapshot) error {
 	j := judge{kept: r.cfg.Kept(), from: snap.Footer.From, now: snap.Footer.Time, cfg: r.cfg}
+	if plant.Is(plant.ReclaimAhead) {
+		j.from = r.store.applied.Load()
+	}
 	if err := snap.Load(j.kept); err != nil {
 		return fmt.Errorf("load the checkpoint: %w", err)
 	}

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"iter"
 	"path"
+	"slices"
 
 	"queen/internal/entry"
+	"queen/internal/plant"
 	"queen/raftlog"
 	"queen/segment"
 )
@@ -64,13 +66,33 @@ type cursor struct {
 	end    place // end of the readable part
 	bad    *badEnd
 	cutAt  place // where a cut has to truncate; seq 0: nothing to cut
-	claims func(*item)
+	claims func(*item) (proven uint64)
+	recent []mark // where entries begin, rising; those that are proven durable are forgotten
 	err    error
+}
+
+// mark is where an entry begins in a log.
+type mark struct {
+	index uint64
+	at    place
+}
+
+// recentMarks is how many marks are kept before proven ones are looked for.
+const recentMarks = 64
+
+// above is where the first entry begins that is newer than one.
+func (c *cursor) above(index uint64) (at place, ok bool) {
+	for _, m := range c.recent {
+		if m.index > index {
+			return m.at, true
+		}
+	}
+	return at, false
 }
 
 // newCursor starts before the first record; claims is called for every
 // readable record, also for those behind a bad one.
-func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item)) *cursor {
+func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item) uint64) *cursor {
 	c := &cursor{q: q, files: files, window: window, claims: claims}
 	c.next, c.stop = iter.Pull(c.records)
 	c.advance()
@@ -92,12 +114,19 @@ func (c *cursor) advance() {
 		c.has = false
 		return
 	}
-	if !c.has || it.rec.Index != c.last {
+	begins := !c.has || it.rec.Index != c.last
+	if begins {
 		c.start = it.at
 	}
 	c.cur, c.has, c.last = it, true, it.rec.Index
 	c.end = place{c.q, it.at.seq, it.end}
-	c.claims(&c.cur)
+	proven := c.claims(&c.cur)
+	if begins {
+		c.recent = append(c.recent, mark{it.rec.Index, it.at})
+	}
+	if len(c.recent) > recentMarks {
+		c.recent = slices.DeleteFunc(c.recent, func(m mark) bool { return m.index <= proven })
+	}
 }
 
 // records yields the records of the log's files, until an end that is not the
@@ -122,6 +151,8 @@ func (c *cursor) records(yield func(item) bool) {
 		at := place{c.q, f.seq, end}
 		var torn *segment.TornError
 		switch {
+		case plant.Is(plant.BadSumIsEnd) && (errors.As(err, &torn) || errors.Is(err, segment.ErrCorrupt)):
+			return
 		case errors.As(err, &torn):
 			c.bad = &badEnd{at: place{c.q, f.seq, torn.Pos}, what: torn.What, err: torn}
 			c.end = c.bad.at

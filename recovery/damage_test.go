@@ -526,3 +526,28 @@ func TestB14NoAnswerBetweenTheCopies(t *testing.T) {
 	}
 	n.stop()
 }
+
+// After a sync that failed the kernel calls pages clean that never reached the
+// disk, and the next process reads them and syncs them in vain. What nothing
+// proves durable is written again by a boot, so that its own sync counts.
+func TestB15BootWritesUnprovenTailsAgain(t *testing.T) {
+	m := vfs.NewMem(4)
+	n := mustOpen(t, m, dataDir)
+	n.push(&raftlogtest.Push{Queues: []uint64{1, 2}, Payload: []byte("proven")})
+	n.push(&raftlogtest.Push{Queues: []uint64{1, 2}, Payload: []byte("not proven")})
+	left := n.kill()
+	var written sync.Map
+	left.SetHook(func(op vfs.Op, name string) error {
+		if op == vfs.OpWrite {
+			written.Store(name, true)
+		}
+		return nil
+	})
+	n = mustOpen(t, left, dataDir) // writes nothing to the logs of queues but this
+	for _, q := range []uint64{1, 2} {
+		if _, ok := written.Load(seg(q, 1)); !ok {
+			t.Errorf("the end of log q%d was not written again", q)
+		}
+	}
+	n.stop()
+}

@@ -48,12 +48,12 @@ type image struct {
 	holdBack bool   // a membership change is left to raft, and all after it
 }
 
-// note takes the claims of a record.
-func (m *image) note(it *item) {
+// note takes the claims of a record. It returns what is proven so far.
+func (m *image) note(it *item) (proven uint64) {
 	r := &it.rec
 	m.seen = max(m.seen, r.Index)
 	if m.believe != nil && !m.believe(it) {
-		return
+		return m.claim
 	}
 	switch r.Kind {
 	case entry.KindEntry, entry.KindStub:
@@ -61,6 +61,7 @@ func (m *image) note(it *item) {
 	case entry.KindPad:
 		m.proves(r.Index, it)
 	}
+	return m.claim
 }
 
 func (m *image) proves(index uint64, it *item) {

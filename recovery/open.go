@@ -173,7 +173,7 @@ func (b *boot) open(lock io.Closer) (none raftlog.Boot, err error) {
 	if err := b.cut(img); err != nil {
 		return none, err
 	}
-	if err := b.makeDurable(); err != nil {
+	if err := b.makeDurable(img); err != nil {
 		return none, err
 	}
 	crashpoint.Hit("boot.durable")
@@ -283,8 +283,26 @@ func (b *boot) loadRows() (err error) {
 }
 
 // makeDurable syncs what a killed process left in the page cache: it is
-// readable, and counts only once it is durable. Tables of no use go.
-func (b *boot) makeDurable() error {
+// readable, and counts only once it is durable. What nothing proves to be so is
+// written again first, because a sync may have failed before, and this one would
+// not tell. Tables of no use go.
+func (b *boot) makeDurable(img *image) error {
+	unclean := false
+	for _, c := range img.all {
+		at, ok := c.above(img.claim)
+		if !ok {
+			continue
+		}
+		unclean = true
+		if err := c.q.Log.WriteAgain(at.seq, at.pos); err != nil {
+			return fmt.Errorf("log q%d: %w", c.q.ID, err)
+		}
+	}
+	if unclean {
+		if err := b.rows.WriteAgain(); err != nil {
+			return err
+		}
+	}
 	if err := b.rows.Sync(); err != nil {
 		return fmt.Errorf("sync the checkpoint: %w", err)
 	}

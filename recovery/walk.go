@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -149,7 +150,7 @@ type walker struct {
 // open starts a log. Its records come through the cursor of a start; where
 // they come from is a reader that goes on.
 func (k *walker) open(l *SnapshotLog, window int) *cursor {
-	c := &cursor{q: l.queue, window: window, claims: func(*item) {}}
+	c := &cursor{q: l.queue, window: window, claims: func(*item) uint64 { return math.MaxUint64 }}
 	c.next, c.stop = iter.Pull(k.records(l, window))
 	k.all = append(k.all, c)
 	c.advance()

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"queen/internal/plant"
+	"queen/internal/vfs"
 )
 
 // RemovedSuffix ends the name of a log directory that is being removed. What
@@ -165,6 +166,35 @@ func (l *Log) forgetValid(seq uint64, pos int64) {
 	if l.view.validSeq == seq && l.view.validEnd > pos {
 		l.view.validSeq = 0
 	}
+}
+
+// WriteAgain writes the bytes of the newest file from pos on once more, for the
+// next Sync to cover. After an fsync that failed the kernel calls pages clean
+// that never reached the disk, and a process that starts again on the same
+// kernel reads them, and syncs them in vain: only a write makes them dirty.
+func (l *Log) WriteAgain(seq uint64, pos int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.refusal("write again")
+	}
+	if seq != l.seq || !l.created || pos >= l.flushed {
+		return nil
+	}
+	if err := l.openLocked(); err != nil {
+		return l.failLocked("open for writing", err)
+	}
+	if err := vfs.WriteAgain(l.file, pos, l.flushed); err != nil {
+		return l.failLocked("write again", err)
+	}
+	l.unsynced = true
+	if !l.rolled {
+		return nil
+	}
+	if err := l.syncLocked(); err != nil { // the next append opens another file
+		return err
+	}
+	return l.closeFileLocked()
 }
 
 // RemoveSegment removes a file that is not the active one, durably.

@@ -36,7 +36,7 @@ func TestOneSeedRunsTwice(t *testing.T) {
 	}
 }
 
-// The book must notice what it is there for: see tools/sim-bugs.sh for bugs of the
+// The book must notice what it is there for: see tools/crash-bugs.sh for bugs of the
 // broker; these are answers that are wrong.
 func TestTheBookRefuses(t *testing.T) {
 	// Each makes the book wrong, as soon as there is something to be wrong about.

@@ -26,7 +26,24 @@ const (
 	FooterTooEarly Bug = "footer-too-early"
 	// CutNotDurable: what a boot has cut can be back after a power cut (F3).
 	CutNotDurable Bug = "cut-not-durable"
+	// SkipDirSync: the name of a file that was made may not be durable (I6).
+	SkipDirSync Bug = "skip-dir-sync"
+	// CountRecords: a boot counts records of an entry instead of the logs that
+	// have a copy (I1).
+	CountRecords Bug = "count-records"
+	// BadSumIsEnd: a wrong checksum is taken for the end of the log (I2).
+	BadSumIsEnd Bug = "bad-sum-is-end"
+	// StaleTable: a side table counts although its file is another one by now (I4).
+	StaleTable Bug = "stale-table"
+	// UnlinkTooEarly: files go before the footer that does not list them is durable (F10).
+	UnlinkTooEarly Bug = "unlink-too-early"
+	// ReclaimAhead: files are judged by what is applied instead of by the newest
+	// checkpoint (F10).
+	ReclaimAhead Bug = "reclaim-ahead"
 )
 
 // Bugs lists all of them.
-var Bugs = []Bug{AnswerBeforeSync, SkipOneSync, IgnoreCopyCount, ReplayPastHole, FooterBeforeRows, FooterTooEarly, CutNotDurable}
+var Bugs = []Bug{
+	AnswerBeforeSync, SkipOneSync, IgnoreCopyCount, ReplayPastHole, FooterBeforeRows, FooterTooEarly, CutNotDurable,
+	SkipDirSync, CountRecords, BadSumIsEnd, StaleTable, UnlinkTooEarly, ReclaimAhead,
+}

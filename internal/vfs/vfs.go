@@ -138,6 +138,24 @@ func ReplaceFile(fsys FS, name string, data []byte) error {
 	return nil
 }
 
+// WriteAgain reads the bytes of a file from one position to another and writes
+// them back, so that the next Sync makes them durable whatever became of an
+// earlier one.
+func WriteAgain(f File, from, to int64) error {
+	buf := make([]byte, min(to-from, 1<<20))
+	for from < to {
+		part := buf[:min(int64(len(buf)), to-from)]
+		if _, err := f.ReadAt(part, from); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if _, err := f.WriteAt(part, from); err != nil {
+			return err
+		}
+		from += int64(len(part))
+	}
+	return nil
+}
+
 func writeSynced(fsys FS, name string, data []byte) error {
 	f, err := fsys.Create(name)
 	if err != nil {
