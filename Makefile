@@ -28,13 +28,15 @@ run: build
 demo: build
 	$(GO) run ./tools/demo
 
-test: build lint race fuzz-short demo examples crash-short
+test: build lint unit race fuzz-short demo examples crash-short
 
 unit:
 	$(GO) test ./...
 
+# race leaves out, or takes samples of, what takes minutes with the race detector;
+# unit runs all of it.
 race:
-	$(GO) test -race -timeout 10m ./...
+	$(GO) test -race -short -timeout 10m ./...
 
 lint:
 	@out="$$(gofmt -l $(GOFILES))"; if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi

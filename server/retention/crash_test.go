@@ -11,16 +11,18 @@ import (
 
 	"queen/fsm"
 	"queen/internal/entry"
-	"queen/internal/invariants"
 	"queen/internal/vfs"
 	"queen/raftlog"
 )
 
 // every is the distance between the calls that TestReclaimCrashedAtEveryCall crashes at; `make reclaim-crash` takes each.
-var every = flag.Int("every", sample(), "crash at every n-th call of a reclaim")
+var every = flag.Int("every", 0, "crash at every n-th call of a reclaim; 0: at some")
 
 func sample() int {
-	if invariants.Enabled { // the race build is ten times as slow
+	switch {
+	case *every > 0:
+		return *every
+	case testing.Short():
 		return 41
 	}
 	return 7
@@ -195,7 +197,7 @@ func crashEverywhere(t *testing.T, shards int) {
 	base.start()
 	want := base.holds()
 	base.stop()
-	for at := 1; ; at += *every {
+	for at := 1; ; at += sample() {
 		r := &rig{t: t, fs: image.Clone(), clock: newClock(), shards: shards, seq: seq}
 		r.clock.passed = passed
 		var run struct {
@@ -225,7 +227,7 @@ func crashEverywhere(t *testing.T, shards int) {
 			if at < 300 {
 				t.Fatalf("only %d calls were seen", at)
 			}
-			t.Logf("%d calls, a crash at every %d.", at-1, *every)
+			t.Logf("%d calls, a crash at every %d.", at-1, sample())
 			return
 		}
 		if r.b != nil {

@@ -20,6 +20,9 @@ import (
 // hour more, and into a partition of its own that nobody writes to again; acks out of order, a dead letter that is
 // purged the day after, keys with a lifetime, timers; and each hour a queue that is deleted again.
 func TestWeek(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a week takes 20 s, and minutes with the race detector")
+	}
 	for _, shards := range []int{0, 2} {
 		t.Run(fmt.Sprint("shards=", shards), func(t *testing.T) { week(t, shards) })
 	}

@@ -35,8 +35,9 @@ func TestLive(t *testing.T) {
 		}
 	}()
 	settle := func() {
+		from := written.Load()
 		more <- struct{}{}
-		for from := written.Load(); written.Load() == from; {
+		for written.Load() == from {
 			time.Sleep(time.Millisecond)
 		}
 	}
