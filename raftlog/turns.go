@@ -1,7 +1,10 @@
 package raftlog
 
 import (
+	"fmt"
+	"log/slog"
 	"math"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -114,13 +117,25 @@ func (g *Group) drive() {
 		if !g.turning.TryLock() {
 			return
 		}
-		again := g.turn()
-		g.turning.Unlock()
-		if again {
+		if g.turnAndUnlock() {
 			g.in.signal()
 			return
 		}
 	}
+}
+
+// turnAndUnlock runs a turn and lets go of the core. A panic in it ends the
+// group: it may stand in the goroutine of somebody who would go on after a
+// panic, and nothing could be trusted that the core, half way through, does next.
+func (g *Group) turnAndUnlock() (again bool) {
+	defer g.turning.Unlock()
+	defer func() {
+		if p := recover(); p != nil {
+			g.cfg.Logger.Error("a turn panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			g.core.fail(fmt.Errorf("a turn of the core panicked, nothing after this was answered: %v", p))
+		}
+	}()
+	return g.turn()
 }
 
 // turn takes what has gathered in the inbox and runs one turn on it. It reports
@@ -191,8 +206,7 @@ func (g *Group) loop() {
 		}
 		for again := true; again || g.in.due(); {
 			g.turning.Lock()
-			again = g.turn()
-			g.turning.Unlock()
+			again = g.turnAndUnlock()
 			select {
 			case <-tick.C():
 				g.tick(tick)
