@@ -425,10 +425,11 @@ func (m *Machine) loadDeleteRange(lo, hi []byte, changed bool) error {
 		}
 	case rowLetter:
 		var gone []*deadLetter
-		q.letters.Scan(func(_ string, l *deadLetter) bool {
-			if in(letterKey(nil, l)) {
-				gone = append(gone, l)
+		q.letters.Ascend(string(lo[9:]), func(_ string, l *deadLetter) bool {
+			if !in(letterKey(nil, l)) {
+				return false
 			}
+			gone = append(gone, l)
 			return true
 		})
 		for _, l := range gone {
