@@ -47,8 +47,9 @@ func TestCheckpointsUnderLoad(t *testing.T) {
 	if got := n.m.Keys() + fmt.Sprint(n.m.Next(1), n.m.Next(2)); got != want {
 		t.Errorf("state %s, want %s", got, want)
 	}
-	if n.m.Applied[0] != f.From+1 {
-		t.Errorf("replay began at %d, want %d", n.m.Applied[0], f.From+1)
+	// The last checkpoint may have covered everything by the kill.
+	if a := n.m.Applied; f.From < n.report.Last && (len(a) == 0 || a[0] != f.From+1) {
+		t.Errorf("replay of %d, want it to begin at %d", a, f.From+1)
 	}
 	if len(n.m.Memory) != 400 {
 		t.Errorf("memory learned %d ids, want all of the unsealed files", len(n.m.Memory))

@@ -56,10 +56,12 @@ func TestB03BitFlips(t *testing.T) {
 			must(t, m.Flip(r.file, r.pos+(r.end-r.pos)/2, 0x10))
 			n, err := open(t, m, dataDir, small)
 			if err == nil {
-				// A sealed file below the checkpoint is not read by a start.
+				// A sealed file below the checkpoint is not read by a start, and
+				// of it readers look at messages only.
 				served := len(n.messages1(1))
 				n.stop()
-				if clean && served < 12 {
+				_, err := base.Stat(strings.TrimSuffix(r.file, ".seg") + ".idx")
+				if clean && err == nil && (served < 12) == (r.rec.Kind == entry.KindAppend) {
 					continue
 				}
 				t.Fatalf("clean=%v record %d of %d at %s pos %d: started with %d messages", clean, i, len(recs), r.file, r.pos, served)
