@@ -95,7 +95,12 @@ func (g *gate) fullLocked(now time.Time) bool {
 	return g.standsLocked(now) && len(g.mu.waiting) > int(g.mu.rate*gatePatience.Seconds())
 }
 
+// standsLocked: the line has stood for long while calls were finished. When none
+// has been for a while the engine stalls, and time counts up to then.
 func (g *gate) standsLocked(now time.Time) bool {
+	if now.Sub(g.mu.last) > gateWindow {
+		now = g.mu.last
+	}
 	return len(g.mu.waiting) > 0 && now.Sub(g.mu.empty) > gateStands
 }
 

@@ -159,6 +159,31 @@ func TestGateForgivesAStall(t *testing.T) {
 	}
 }
 
+// The same with calls that come while it stands still.
+func TestGateForgivesAStallThatGoesOn(t *testing.T) {
+	r := newGateRig()
+	r.offer(gateLeast)
+	for range 50 {
+		r.at = r.at.Add(time.Millisecond)
+		r.g.leave()
+		r.offer(1)
+	}
+	for range 30 {
+		r.at = r.at.Add(100 * time.Millisecond)
+		if r.g.full() {
+			t.Fatalf("a call is refused %v into the stall", r.at.Sub(r.g.mu.last))
+		}
+		r.offer(5)
+	}
+	for range gateLeast {
+		r.at = r.at.Add(time.Millisecond)
+		r.g.leave()
+	}
+	if in, refused, _ := r.verdicts(); refused > 0 || r.atOnce > 0 || in < gateLeast {
+		t.Fatalf("%d of the line got in, %d and %d were refused, want the line and none", in, refused, r.atOnce)
+	}
+}
+
 func TestGateGrowsWithTheRate(t *testing.T) {
 	r := newGateRig()
 	r.offer(1)
@@ -199,7 +224,7 @@ func TestGateRefusesGrowingWritesOnly(t *testing.T) {
 	e := &fakeEngine{}
 	s := newTestServer(t, e, func(c *Config) { c.Limits.AdmitBytes, c.Limits.AdmitHold = 1<<20, time.Minute })
 	g := s.gate
-	g.mu.used, g.mu.empty = gateLeast, g.now().Add(-2*gateStands)
+	g.mu.used, g.mu.empty, g.mu.last = gateLeast, g.now().Add(-2*gateStands), g.now().Add(time.Hour)
 	g.mu.waiting = []*gateWaiter{{since: g.now().Add(time.Hour), verdict: make(chan bool, 1)}}
 	for _, c := range []struct{ method, path, body string }{
 		{"POST", "/api/v1/push", `{"items":[{"queue":"q","payload":1}]}`},
