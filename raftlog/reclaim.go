@@ -290,7 +290,8 @@ const staleAtOnce = 8
 
 // tolerate takes an error after which nothing has changed: damage is met by readers too, a full disk frees nothing.
 func (r *reclaimer) tolerate(q *QueueLog, err error) error {
-	if errors.Is(err, segment.ErrCorrupt) || errors.Is(err, segment.ErrTorn) || errors.Is(err, index.ErrCorrupt) || errors.Is(err, syscall.ENOSPC) {
+	damaged := errors.Is(err, segment.ErrCorrupt) || errors.Is(err, segment.ErrTorn) || errors.Is(err, index.ErrCorrupt)
+	if (damaged || errors.Is(err, syscall.ENOSPC)) && !errors.Is(err, errHalfReplaced) {
 		r.store.reclaimed.Failures.Add(1)
 		r.store.opt.Logger.Warn("space of a log cannot be reclaimed", slog.Uint64("log", q.ID), slog.Any("err", err))
 		return nil

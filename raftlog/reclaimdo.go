@@ -184,6 +184,10 @@ func (q *QueueLog) forgetFiles(seqs []uint64) {
 	}
 }
 
+// errHalfReplaced: the smaller file may be in place already, while the tables and everything in memory describe the
+// larger one. A footer that told its size would have the next start refuse the log. A start puts that right.
+var errHalfReplaced = errors.New("a rewritten file could not be put into use; start again, with room on the disk")
+
 // rewrite makes one file of what is left of some. It returns the size of that file.
 func (q *QueueLog) rewrite(j *judge, seqs []uint64) (size int64, err error) {
 	w := rewriting{q: q, j: j, seq: seqs[0], content: index.NewFileContent(seqs[0])}
@@ -200,11 +204,11 @@ func (q *QueueLog) rewrite(j *judge, seqs []uint64) (size int64, err error) {
 		return 0, err
 	}
 	if err := rw.Swap(); err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: %w", errHalfReplaced, err)
 	}
 	info := q.merged(seqs, rw)
 	if err := q.Index.Replace(info.sealedFile(), seqs[1:], w.content, rw.Show); err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: %w", errHalfReplaced, err)
 	}
 	q.replaced(seqs, info)
 	q.store.blocks.forget(q.ID)
