@@ -251,8 +251,10 @@ func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
 	if q.ID == SystemLog || r.store.opt.Layout.Shards > 0 || j.kept.Queue(q.ID) {
 		return false
 	}
-	files := q.Files() // none: it was opened a moment ago
-	return len(files) > 0 && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from })
+	// No files: it was opened a moment ago. An unsealed file without records is what a power cut left of a queue that was
+	// lost with it: the next queue gets its id.
+	files := q.Files()
+	return len(files) > 0 && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from || f.MaxIndex == 0 && !f.Sealed })
 }
 
 // rollOld ends the active file of a log of which parts are gone, when it is old and large enough to be worth freeing.
