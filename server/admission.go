@@ -238,6 +238,7 @@ func (x *exchange) noRoom() bool {
 	if !x.rt.writes || !x.s.disk.spent.Load() {
 		return false
 	}
+	x.retryAfter(1)
 	x.fail(http.StatusServiceUnavailable, "retry", "the data volume is full and its reserve is used up; nothing was applied")
 	return true
 }

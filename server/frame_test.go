@@ -269,6 +269,9 @@ func TestNoRoom(t *testing.T) {
 		if c.status == 503 && !strings.Contains(rec.Body.String(), "reserve") {
 			t.Errorf("%s: %s", c.target, rec.Body)
 		}
+		if c.status == 503 && c.target != "/health" && rec.Header().Get("Retry-After") != "1" {
+			t.Errorf("%s: Retry-After %q, want 1", c.target, rec.Header().Get("Retry-After"))
+		}
 	}
 }
 
