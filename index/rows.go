@@ -86,6 +86,18 @@ func OpenRows(fsys vfs.FS, dir string, load RowLoader) (*Rows, Footer, error) {
 // Footer is that of the newest finished checkpoint; zero: there is none.
 func (r *Rows) Footer() Footer { return r.cur.footer }
 
+// File is where the newest finished checkpoint stands. When there is none, it
+// is the newest file that could have held one, or the directory.
+func (r *Rows) File() string {
+	switch {
+	case r.cur.seq != 0:
+		return r.path(r.cur.seq)
+	case len(r.leftover) > 0:
+		return r.path(r.leftover[0])
+	}
+	return r.dir
+}
+
 // Size is the bytes of the newest finished checkpoint's file up to its footer.
 func (r *Rows) Size() int64 { return r.cur.end }
 

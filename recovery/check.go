@@ -38,7 +38,7 @@ type Verdict struct {
 // files that are not sealed.
 func (s *Snapshot) Check() Verdict {
 	v := Verdict{From: s.Footer.From}
-	b := &boot{fs: s.FS, dir: s.Dir, state: s.State, footer: s.Footer, claims: s.Claims, believe: s.believed}
+	b := &boot{fs: s.FS, dir: s.Dir, state: s.State, footer: s.Footer, rowsAt: s.rowsAt, claims: s.Claims, believe: s.believed}
 	b.cfg = &Config{Group: raftlog.Config{
 		FS: s.FS, Dir: s.Dir, NodeID: s.Identity.Node, Shards: s.Identity.Shards, OpenFiles: 2 * openFiles, Machine: blindMachine{},
 	}.WithDefaults()}

@@ -111,12 +111,14 @@ func decodeClaim(next func() (uint64, error)) (c raftlog.LogClaim, err error) {
 
 // checkFiles compares the files of the logs with what the newest checkpoint
 // says was there: a log or a file that is gone was not torn, it was lost (B17).
-func checkFiles(store *raftlog.Store, claims []raftlog.LogClaim, dir string) error {
-	for _, c := range claims {
-		q := store.Log(c.Log)
-		logDir := path.Join(dir, "log", raftlog.LogDirName(c.Log))
+// It may also be that the file went rightly and a newer checkpoint is what was
+// lost, so a refusal says which one was read.
+func (b *boot) checkFiles() error {
+	for _, c := range b.claims {
+		q := b.store.Log(c.Log)
+		logDir := path.Join(b.dir, "log", raftlog.LogDirName(c.Log))
 		if q == nil {
-			return lost(logDir, "the log is gone", fmt.Sprintf("%d files", len(c.Seqs)), "none")
+			return lost(logDir, "the log is gone", fmt.Sprintf("%d files, listed by the checkpoint of entry %d in %s", len(c.Seqs), b.footer.To, b.rowsAt), "none")
 		}
 		sizes := make(map[uint64]int64)
 		for _, s := range q.Log.Segments() {
@@ -126,10 +128,10 @@ func checkFiles(store *raftlog.Store, claims []raftlog.LogClaim, dir string) err
 			file := path.Join(logDir, segment.FileName(seq))
 			size, ok := sizes[seq]
 			if !ok {
-				return lost(file, "the file is gone", "a file of the checkpoint's time", "none")
+				return lost(file, "the file is gone", fmt.Sprintf("a file that the checkpoint of entry %d in %s lists", b.footer.To, b.rowsAt), "none")
 			}
 			if i == len(c.Seqs)-1 && size < c.End {
-				return lost(file, "the file is shorter than it was when the checkpoint was taken", fmt.Sprintf("at least %d bytes", c.End), fmt.Sprintf("%d bytes", size))
+				return lost(file, "the file is shorter than it was when the checkpoint was taken", fmt.Sprintf("at least %d bytes, by the checkpoint of entry %d in %s", c.End, b.footer.To, b.rowsAt), fmt.Sprintf("%d bytes", size))
 			}
 		}
 	}
@@ -142,9 +144,9 @@ func lost(file, what, expected, found string) error {
 
 // checkEnds compares where the readable part of a log ends with what the
 // checkpoint says was durable.
-func checkEnds(cursors []*cursor, claims []raftlog.LogClaim) error {
-	byLog := make(map[uint64]raftlog.LogClaim, len(claims))
-	for _, c := range claims {
+func (b *boot) checkEnds(cursors []*cursor) error {
+	byLog := make(map[uint64]raftlog.LogClaim, len(b.claims))
+	for _, c := range b.claims {
 		byLog[c.Log] = c
 	}
 	for _, c := range cursors {
@@ -157,7 +159,7 @@ func checkEnds(cursors []*cursor, claims []raftlog.LogClaim) error {
 			continue
 		}
 		return &RefuseError{File: c.bad.at.file(), Pos: c.bad.at.pos, What: "unreadable in the part that a checkpoint knows to be durable (" + c.bad.what + ")",
-			Expected: fmt.Sprintf("records up to byte %d of file %d", claim.End, last), Found: "none from here on", Err: c.bad.err}
+			Expected: fmt.Sprintf("records up to byte %d of file %d, by the checkpoint of entry %d in %s", claim.End, last, b.footer.To, b.rowsAt), Found: "none from here on", Err: c.bad.err}
 	}
 	return nil
 }

@@ -95,7 +95,7 @@ func (m *image) run() error {
 		case index != m.last+1 && plant.Is(plant.ReplayPastHole):
 			m.last = index - 1
 		case index != m.last+1:
-			m.stopAt(m.last+1, "no record of it in any log", place{})
+			m.stopAt(m.last+1, missingEverywhere, place{})
 		default:
 			if err := m.entry(index); err != nil {
 				return err
@@ -112,6 +112,9 @@ func (m *image) run() error {
 	}
 	return nil
 }
+
+// missingEverywhere is what an image misses of an entry without any copy.
+const missingEverywhere = "no record of it in any log"
 
 func (m *image) stopAt(index uint64, missing string, at place) {
 	m.stopped, m.missing, m.missAt = index, missing, at

@@ -15,7 +15,7 @@ import (
 
 // read scans the logs and replays what is complete.
 func (b *boot) read() (*image, error) {
-	if err := checkFiles(b.store, b.claims, b.dir); err != nil {
+	if err := b.checkFiles(); err != nil {
 		return nil, err
 	}
 	m := &image{
@@ -128,7 +128,7 @@ func (b *boot) filesOf(q *raftlog.QueueLog) ([]scanFile, error) {
 	for i, s := range segments {
 		if i > 0 && s.Seq != segments[i-1].Seq+1 && !b.claimedGap(q.ID, max(segments[i-1].Seq, segments[i-1].Covers), s.Seq) {
 			return nil, &RefuseError{File: path.Join(q.Log.Dir(), segment.FileName(segments[i-1].Seq+1)), Pos: -1, What: "a file is gone from the middle of a log",
-				Expected: fmt.Sprintf("file %d", segments[i-1].Seq+1), Found: fmt.Sprintf("file %d after file %d", s.Seq, segments[i-1].Seq)}
+				Expected: fmt.Sprintf("file %d, or a checkpoint in %s that knows that it was freed", segments[i-1].Seq+1, b.rowsAt), Found: fmt.Sprintf("file %d after file %d", s.Seq, segments[i-1].Seq)}
 		}
 		info := raftlog.FileInfo{Seq: s.Seq, Generation: s.Generation, Size: s.Size, Active: s.Active}
 		t, sealed := b.sealed[q.ID][s.Seq]
@@ -172,7 +172,7 @@ func (b *boot) claimedGap(log, before, after uint64) bool {
 // judge decides whether what was found may be started on: the run of complete
 // entries must reach everything that is proven durable (I2).
 func (b *boot) judge(m *image) error {
-	if err := checkEnds(m.all, b.claims); err != nil {
+	if err := b.checkEnds(m.all); err != nil {
 		return err
 	}
 	proven, by := m.claim, m.claimBy
@@ -184,6 +184,11 @@ func (b *boot) judge(m *image) error {
 	}
 	e := &RefuseError{File: path.Join(b.dir, "log"), Pos: -1, Index: m.stopped, What: "durable data is gone: " + m.missingText(),
 		Expected: fmt.Sprintf("every entry up to %d, which %s proves durable", proven, by), Found: fmt.Sprintf("a complete run up to %d", m.last)}
+	if b.footer.To == 0 && m.stopped == 1 && m.missing == missingEverywhere {
+		// A log is freed from its start only once a checkpoint is durable.
+		e.File, e.What = b.rowsAt, "durable data is gone: no finished checkpoint, and the logs do not go back to entry 1"
+		return e
+	}
 	if m.missAt.seq != 0 {
 		e.File, e.Pos = m.missAt.file(), m.missAt.pos
 	}

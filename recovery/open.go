@@ -117,6 +117,7 @@ type boot struct {
 	store  *raftlog.Store
 	rows   *index.Rows
 	footer index.Footer
+	rowsAt string // file of the footer, or where one should be
 	claims []raftlog.LogClaim
 	sealed map[uint64]map[uint64]index.FileInfo // by log and file
 	// believe tells whose claims count (I2); nil: everybody's. See Snapshot.
@@ -276,6 +277,7 @@ func (b *boot) loadRows() (err error) {
 	if err != nil {
 		return rowsError(dir, err)
 	}
+	b.rowsAt = b.rows.File()
 	if b.claims, err = decodeClaims(b.footer.Extra); err != nil {
 		return &RefuseError{File: dir, Pos: -1, What: "footer of the checkpoint", Err: err}
 	}

@@ -34,6 +34,7 @@ type Snapshot struct {
 
 	Identity Identity
 	Footer   index.Footer // of the newest finished checkpoint; zero: none
+	rowsAt   string       // its file, or where one should be
 	Claims   []raftlog.LogClaim
 	State    raftlog.State
 	Logs     []*SnapshotLog // rising by id
@@ -280,7 +281,7 @@ func (s *Snapshot) loadFooter() {
 		var r *index.Rows
 		r, s.Footer, s.FooterErr = index.OpenRows(s.FS, dir, ignoredRows{})
 		if s.FooterErr == nil {
-			s.FooterErr = r.Close()
+			s.rowsAt, s.FooterErr = r.File(), r.Close()
 		}
 		if !Vanished(s.FooterErr) {
 			break

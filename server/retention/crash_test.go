@@ -1,8 +1,10 @@
 package retention
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"queen/internal/entry"
 	"queen/internal/vfs"
 	"queen/raftlog"
+	"queen/recovery"
 )
 
 // every is the distance between the calls that TestReclaimCrashedAtEveryCall crashes at; `make reclaim-crash` takes each.
@@ -167,6 +170,69 @@ func TestReclaimDoesEveryKind(t *testing.T) {
 			r.stop()
 		})
 	}
+}
+
+// A checkpoint that was lost is what a refusal names, and not only the files that were rightly freed since an older one.
+func TestLostCheckpointIsNamed(t *testing.T) {
+	r := worn(t, 0)
+	r.start()
+	r.checkpoint()
+	old := contents(t, r.fs, "data/checkpoint") // with more in it than any later one
+	r.reclaim()
+	r.stop()
+	for name, lose := range map[string]func(fs *vfs.Mem) error{
+		"removed": func(fs *vfs.Mem) error { return fs.RemoveAll("data/checkpoint") },
+		"emptied": func(fs *vfs.Mem) error { return overwrite(fs, contents(t, fs, "data/checkpoint"), 0) },
+		"no row":  func(fs *vfs.Mem) error { return overwrite(fs, contents(t, fs, "data/checkpoint"), 100) },
+		"an older": func(fs *vfs.Mem) error {
+			return errors.Join(fs.RemoveAll("data/checkpoint"), overwrite(fs, old, 1<<30))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lost := &rig{t: t, fs: r.fs.Clone(), clock: r.clock}
+			if err := lose(lost.fs); err != nil {
+				t.Fatal(err)
+			}
+			if err := lost.open(); !errors.Is(err, recovery.ErrRefused) || !strings.Contains(err.Error(), "data/checkpoint") {
+				t.Errorf("want a refusal that names the checkpoint, have %v", err)
+			}
+		})
+	}
+}
+
+// contents reads the files of a directory.
+func contents(t *testing.T, fs *vfs.Mem, dir string) map[string][]byte {
+	t.Helper()
+	infos, err := fs.List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := make(map[string][]byte)
+	for _, i := range infos {
+		name := path.Join(dir, i.Name)
+		if files[name], err = vfs.ReadFile(fs, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+// overwrite writes files anew, with at most n bytes each.
+func overwrite(fs *vfs.Mem, files map[string][]byte, n int) error {
+	for name, b := range files {
+		if err := fs.MkdirAll(path.Dir(name)); err != nil {
+			return err
+		}
+		f, err := fs.Create(name)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt(b[:min(n, len(b))], 0)
+		if err := errors.Join(err, f.Sync(), f.Close(), fs.SyncDir(path.Dir(name)), fs.SyncDir("data")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ofReclaim tells whether a call is one that reclaim makes.
