@@ -130,6 +130,12 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	switch {
 	case found.settled && it.Status == Completed:
 		it.Success, it.Noop = true, true
+		if held != nil && held.end == found.settledAt && c.committed >= int64(held.end) {
+			// Retention took the batch from under its lease. The ack at the batch's
+			// end ends it all the same, or the partition would wait for its expiry.
+			p.judged[i] = judgement{c: c, offset: found.settledAt, status: Completed, apply: true}
+			p.note(c, found.settledAt)
+		}
 	case found.settled:
 		it.Err = errCommitted
 	case it.HasLease && held == nil:

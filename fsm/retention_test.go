@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // BenchmarkRetentionSlice is what one slice of a pass holds the loop for when every partition that it looks at loses
@@ -38,4 +40,54 @@ func BenchmarkRetentionSlice(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs-p50")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs-p99")
 	b.ReportMetric(float64(took[len(took)-1].Microseconds()), "µs-longest")
+}
+
+// A batch that retention took from under its lease ends with the ack of its last message, as every batch does: the
+// partition does not wait for the lease to expire.
+func TestAckEndsABatchThatRetentionTook(t *testing.T) {
+	for _, inTxn := range []bool{false, true} {
+		t.Run(fmt.Sprint("transaction=", inTxn), func(t *testing.T) {
+			r := newRig(t, Config{DefaultMode: SubscribeAll, RetentionScan: 1 << 30})
+			run(r, &Configure{Queue: "q", Set: []OptionValue{{Name: "maxWaitTimeSeconds", Num: 2}}})
+			push := func(txn string) {
+				p := &Push{Items: []PushItem{r.item("q", "p", txn, []byte("x"))}}
+				p.GroupItems()
+				run(r, p)
+			}
+			pop := func() *Pop {
+				return run(r, &Pop{Queue: "q", Group: "g", Batch: 10, Partitions: 1, LeaseSeconds: 600, LeaseID: r.id()})
+			}
+			push("a0")
+			push("a1")
+			p := pop()
+			if len(p.Claims) != 1 {
+				t.Fatalf("claims %+v", p.Claims)
+			}
+			ack := func(txn string) (it AckItem) {
+				it = AckItem{Txn: []byte(txn), TxnHash: xxhash.Sum64String(txn), PartitionID: p.Claims[0].PartitionID, Group: "g", Status: Completed, LeaseID: p.LeaseID, HasLease: true}
+				if inTxn {
+					x := run(r, &Txn{Acks: []AckItem{it}})
+					return x.Acks[0]
+				}
+				return run(r, &Ack{Items: []AckItem{it}}).Items[0]
+			}
+			for range 20 {
+				r.now += 1_000_000
+				r.do()
+			}
+			push("b")
+			if it := ack("a0"); !it.Success || it.LeaseReleased || !it.Noop && !inTxn {
+				t.Errorf("ack within the batch: %+v", it)
+			}
+			if again := pop(); len(again.Claims) != 0 {
+				t.Errorf("delivered under a live lease: %+v", again.Claims)
+			}
+			if it := ack("a1"); !it.Success || !it.LeaseReleased {
+				t.Errorf("ack at the end of the batch: %+v", it)
+			}
+			if again := pop(); len(again.Claims) != 1 || again.Claims[0].From != 2 {
+				t.Errorf("after the batch: %+v", again.Claims)
+			}
+		})
+	}
 }
