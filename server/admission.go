@@ -3,6 +3,7 @@ package server
 import (
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,11 @@ import (
 
 // admission bounds the bytes of growing writes that are in flight. A call that
 // does not fit waits, in arrival order, with its body still in the socket.
+//
+// A large body is charged in steps, so that calls hold a part and wait for more.
+// Were everything held by such calls, no room would ever come. Then the one that
+// arrived first goes on over the limit. By the order that is the same one until
+// its body is whole, so the excess is never more than one body.
 type admission struct {
 	limit int64 // 0: no bound
 	hold  time.Duration
@@ -21,11 +27,21 @@ type admission struct {
 	mu struct {
 		sync.Mutex
 		used    int64
+		stuck   int64  // of these, held by calls that wait for more
+		turns   uint64 // given to calls so far
 		waiting []*admitWaiter
 	}
 }
 
+// charge is what one call holds of the budget.
+type charge struct {
+	bytes int64
+	turn  uint64 // place in the order of arrival; 0 until it asks for the first time
+}
+
+// Invariant: the waiters stand in the order of their turns.
 type admitWaiter struct {
+	charge  *charge
 	bytes   int64
 	ready   chan struct{} // closed when the bytes are taken
 	granted bool
@@ -35,33 +51,39 @@ func newAdmission(limit int64, hold time.Duration) *admission {
 	return &admission{limit: limit, hold: hold}
 }
 
-// fits tells whether n more bytes go in; a call larger than the whole budget
-// goes in alone. The lock is held.
-func (a *admission) fits(n int64) bool { return a.mu.used == 0 || a.mu.used+n <= a.limit }
-
-// acquire takes n bytes, waiting for them if need be, until the hold is over
-// or gone is closed. What was taken is given back with release.
-func (a *admission) acquire(n int64, gone <-chan struct{}) bool {
-	return a.tryAcquire(n) || a.await(n, gone)
+// fits tells whether n more bytes go in, for a call that holds own bytes and is
+// not counted as stuck. The lock is held.
+func (a *admission) fits(n, own int64) bool {
+	return a.mu.used-own == a.mu.stuck || a.mu.used+n <= a.limit
 }
 
-func (a *admission) tryAcquire(n int64) bool {
-	if a.limit <= 0 {
-		return true
-	}
+// acquire takes n more bytes for c, waiting for them if need be, until the hold
+// is over or gone is closed. What was taken is given back with release.
+func (a *admission) acquire(c *charge, n int64, gone <-chan struct{}) bool {
+	return a.tryAcquire(c, n) || a.await(c, n, gone)
+}
+
+func (a *admission) tryAcquire(c *charge, n int64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.mu.waiting) > 0 || !a.fits(n) {
+	if c.turn == 0 {
+		a.mu.turns++
+		c.turn = a.mu.turns
+	}
+	behind := len(a.mu.waiting) > 0 && a.mu.waiting[0].charge.turn < c.turn
+	if behind || !a.fits(n, c.bytes) {
 		return false
 	}
 	a.mu.used += n
+	c.bytes += n
 	return true
 }
 
-func (a *admission) await(n int64, gone <-chan struct{}) bool {
-	w := &admitWaiter{bytes: n, ready: make(chan struct{})}
+// await is for who has a turn: tryAcquire was asked before.
+func (a *admission) await(c *charge, n int64, gone <-chan struct{}) bool {
+	w := &admitWaiter{charge: c, bytes: n, ready: make(chan struct{})}
 	a.mu.Lock()
-	a.mu.waiting = append(a.mu.waiting, w)
+	a.standLocked(w)
 	a.grantLocked() // room may have come since it was asked for
 	a.mu.Unlock()
 
@@ -77,6 +99,16 @@ func (a *admission) await(n int64, gone <-chan struct{}) bool {
 	return a.giveUp(w)
 }
 
+// standLocked puts w in its place in the line.
+func (a *admission) standLocked(w *admitWaiter) {
+	at := len(a.mu.waiting)
+	for at > 0 && a.mu.waiting[at-1].charge.turn > w.charge.turn {
+		at--
+	}
+	a.mu.waiting = slices.Insert(a.mu.waiting, at, w)
+	a.mu.stuck += w.charge.bytes
+}
+
 // giveUp leaves the line; true when the bytes came at the last moment.
 func (a *admission) giveUp(w *admitWaiter) bool {
 	a.mu.Lock()
@@ -84,32 +116,30 @@ func (a *admission) giveUp(w *admitWaiter) bool {
 	if w.granted {
 		return true
 	}
-	for i, o := range a.mu.waiting {
-		if o == w {
-			a.mu.waiting = append(a.mu.waiting[:i], a.mu.waiting[i+1:]...)
-			break
-		}
-	}
+	at := slices.Index(a.mu.waiting, w)
+	a.mu.waiting = slices.Delete(a.mu.waiting, at, at+1)
+	a.mu.stuck -= w.charge.bytes
 	a.grantLocked()
 	a.refused.Add(1)
 	return false
 }
 
-func (a *admission) release(n int64) {
-	if a.limit <= 0 {
-		return
-	}
+// release gives back all that c holds.
+func (a *admission) release(c *charge) {
 	a.mu.Lock()
-	a.mu.used -= n
+	defer a.mu.Unlock()
+	a.mu.used -= c.bytes
+	*c = charge{}
 	a.grantLocked()
-	a.mu.Unlock()
 }
 
 func (a *admission) grantLocked() {
-	for len(a.mu.waiting) > 0 && a.fits(a.mu.waiting[0].bytes) {
+	for len(a.mu.waiting) > 0 && a.fits(a.mu.waiting[0].bytes, 0) {
 		w := a.mu.waiting[0]
 		a.mu.waiting = a.mu.waiting[1:]
+		a.mu.stuck -= w.charge.bytes
 		a.mu.used += w.bytes
+		w.charge.bytes += w.bytes
 		w.granted = true
 		close(w.ready)
 	}
@@ -128,12 +158,11 @@ func (x *exchange) admit(w *work, n int64) bool {
 	if x.s.admission.limit <= 0 || n <= 0 {
 		return true
 	}
-	if !x.s.admission.tryAcquire(n) && !x.awaitAdmission(n) {
+	if !x.s.admission.tryAcquire(&w.admitted, n) && !x.awaitAdmission(w, n) {
 		x.retryAfter(1 + rand.IntN(5))
 		x.fail(http.StatusTooManyRequests, "overloaded", "too many bytes of writes are in flight; nothing was applied")
 		return false
 	}
-	w.admitted += n
 	return true
 }
 
@@ -142,9 +171,9 @@ func (x *exchange) admitWhole(w *work) bool {
 	return x.admit(w, int64(len(w.body))) && x.enterGate(w)
 }
 
-func (x *exchange) awaitAdmission(n int64) bool {
+func (x *exchange) awaitAdmission(w *work, n int64) bool {
 	x.held = true
-	return x.s.admission.await(n, x.c.Request.Context().Done())
+	return x.s.admission.await(&w.admitted, n, x.c.Request.Context().Done())
 }
 
 // admitStep is how much of a body is charged before it arrives. A client that

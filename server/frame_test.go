@@ -152,32 +152,86 @@ func TestAdmission(t *testing.T) {
 
 func TestAdmissionIsFair(t *testing.T) {
 	a := newAdmission(10, time.Minute)
-	if !a.acquire(10, nil) {
+	var whole charge
+	if !a.acquire(&whole, 10, nil) {
 		t.Fatal("an empty budget refused")
 	}
 	var order atomic.Int32
 	got := make(chan [2]int32, 2)
+	var waiters [2]charge
 	for i := range int32(2) {
 		go func() {
-			a.acquire(6, nil)
+			a.acquire(&waiters[i], 6, nil)
 			got <- [2]int32{i, order.Add(1)}
 		}()
 		await(t, func() bool { _, n := a.state(); return n == int(i)+1 })
 	}
-	a.release(10)
+	a.release(&whole)
 	if first := <-got; first[0] != 0 {
 		t.Error("the later waiter went first")
 	}
-	a.release(6)
+	a.release(&waiters[0])
 	<-got
 	gone := make(chan struct{})
 	close(gone)
-	if a.acquire(6, gone) {
+	var left, large charge
+	if a.acquire(&left, 6, gone) {
 		t.Error("a client that left was admitted")
 	}
-	a.release(6)
-	if !a.acquire(1000, nil) {
+	a.release(&waiters[1])
+	if !a.acquire(&large, 1000, nil) {
 		t.Error("a call larger than the budget is never admitted")
+	}
+}
+
+// Bodies are charged in steps. When everybody holds a part and waits for more,
+// the first of them goes on over the limit, and nobody else does.
+func TestAdmissionOfPartsEnds(t *testing.T) {
+	a := newAdmission(10, time.Minute)
+	var first, second, third charge
+	if !a.acquire(&first, 4, nil) || !a.acquire(&second, 4, nil) {
+		t.Fatal("the first steps do not fit")
+	}
+	got := make(chan *charge, 2)
+	for i, c := range []*charge{&second, &third} {
+		go func() {
+			if a.acquire(c, 4, nil) {
+				got <- c
+			}
+		}()
+		await(t, func() bool { _, n := a.state(); return n == i+1 })
+	}
+	for range 3 {
+		if !a.acquire(&first, 4, nil) {
+			t.Fatal("all are stuck, and the first does not go on")
+		}
+		if used, waiting := a.state(); used != 4+first.bytes || waiting != 2 {
+			t.Fatalf("%d bytes are used and %d calls wait; the first holds %d", used, waiting, first.bytes)
+		}
+	}
+	a.release(&first)
+	if <-got != &second {
+		t.Error("a later call went before one that holds a part")
+	}
+	a.release(&second)
+	if <-got != &third {
+		t.Error("the last call does not go on")
+	}
+	a.release(&third)
+	if used, waiting := a.state(); used != 0 || waiting != 0 || a.mu.stuck != 0 {
+		t.Errorf("%d bytes, %d of them stuck, and %d waiters are left", used, a.mu.stuck, waiting)
+	}
+}
+
+// A body over the whole budget goes in alone, in steps too.
+func TestAdmissionOfOneLargeBody(t *testing.T) {
+	s := newTestServer(t, &fakeEngine{}, func(c *Config) {
+		c.Limits.AdmitBytes, c.Limits.AdmitHold = admitStep, time.Millisecond
+	})
+	body := `{"items":[{"queue":"q","payload":"` + strings.Repeat("x", 3*admitStep) + `"}]}`
+	expect(t, ask(s, "POST", "/api/v1/push", body), http.StatusCreated)
+	if used, waiting := s.admission.state(); used != 0 || waiting != 0 {
+		t.Errorf("%d bytes and %d waiters are left", used, waiting)
 	}
 }
 

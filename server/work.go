@@ -48,8 +48,8 @@ type work struct {
 
 	delivery delivery
 
-	admitted int64 // bytes to give back to the admission budget
-	entered  bool  // has a place of the gate to give back
+	admitted charge // to be given back to the admission budget
+	entered  bool   // has a place of the gate to give back
 }
 
 // maxPooled is the size up to which a buffer goes back into a pool with its
@@ -79,9 +79,8 @@ func (s *Server) getWork(x *exchange) *work {
 
 // putWork ends the life of a work that the engine does not hold.
 func (s *Server) putWork(w *work) {
-	if w.admitted > 0 {
-		s.admission.release(w.admitted)
-		w.admitted = 0
+	if w.admitted.turn > 0 {
+		s.admission.release(&w.admitted)
 	}
 	if w.entered {
 		s.gate.leave()
