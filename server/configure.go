@@ -148,11 +148,22 @@ func (b *configureBody) take(m rawMember) {
 		ok = ok && kind == rawjson.Number
 	}
 	if !ok {
-		b.refuse("bad_request", m.name+" has the wrong type")
+		b.refuse("bad_request", m.name+" has the wrong type: it must be "+kindName(def.Kind)+" or null")
 		return
 	}
 	b.checkOption(&v)
 	b.set = append(b.set, v)
+}
+
+func kindName(k fsm.OptionKind) string {
+	switch k {
+	case fsm.OptionString:
+		return "a string"
+	case fsm.OptionBool:
+		return "true or false"
+	default:
+		return "a whole number"
+	}
 }
 
 const (

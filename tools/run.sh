@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 PORT=${PORT:-6632}
 QUEEN_RAFT_DIR=${QUEEN_RAFT_DIR:-./queen-data}
-export PORT QUEEN_RAFT_DIR
+QUEEN_BIND_ADDR=${QUEEN_BIND_ADDR:-127.0.0.1}
+export PORT QUEEN_RAFT_DIR QUEEN_BIND_ADDR
 url=http://127.0.0.1:$PORT
 
 hello() {
@@ -19,9 +20,9 @@ hello() {
 
 queen listens on $url, data in $QUEEN_RAFT_DIR (ctrl-C stops it). To try:
 
-  curl -s $url/api/v1/push -H 'Content-Type: application/json' -d '{"items":[{"queue":"hello","payload":{"n":1}}]}'
-  curl -s '$url/api/v1/pop/queue/hello?batch=10&autoAck=true'
-  curl -s $url/api/v1/transaction -H 'Content-Type: application/json' -d '{"operations":[{"type":"push","items":[{"queue":"hello","payload":{"n":2}}]}],"kv":[{"op":"putIfAbsent","ns":"once","key":"n2","value":1,"forever":true,"required":true}]}'
+  curl -sw '\\n' $url/api/v1/push -H 'Content-Type: application/json' -d '{"items":[{"queue":"hello","payload":{"n":1}}]}'
+  curl -sw '\\n' '$url/api/v1/pop/queue/hello?batch=10&autoAck=true'
+  curl -sw '\\n' $url/api/v1/transaction -H 'Content-Type: application/json' -d '{"operations":[{"type":"push","items":[{"queue":"hello","payload":{"n":2}}]}],"kv":[{"op":"putIfAbsent","ns":"once","key":"n2","value":1,"forever":true,"required":true}]}'
 
 EOT
 }

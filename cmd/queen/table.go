@@ -3,7 +3,7 @@ package main
 // settings lists every variable that serve knows, by area.
 var settings = []setting{
 	{area: "listener", name: "PORT", kind: count, def: "6632", help: "TCP port; 0 takes a free one"},
-	{area: "listener", name: "QUEEN_BIND_ADDR", def: "0.0.0.0", help: "address to listen on, without a port"},
+	{area: "listener", name: "QUEEN_BIND_ADDR", def: "0.0.0.0", help: "address to listen on, without a port; there is no authentication"},
 	{area: "listener", name: "QUEEN_MAX_BODY_BYTES", kind: count, def: "67108864", least: 1, help: "largest request body; over it 413"},
 	{area: "listener", name: "QUEEN_TLS_CERT", help: "certificate file (PEM); with QUEEN_TLS_KEY or not at all"},
 	{area: "listener", name: "QUEEN_TLS_KEY", help: "key file (PEM)"},
@@ -16,9 +16,9 @@ var settings = []setting{
 	{area: "logging", name: "QUEEN_LOG_JSON", kind: flag, def: "false", help: "one JSON object a line"},
 
 	{area: "data", name: "QUEEN_RAFT_DIR", def: "./queen-data", help: "data directory"},
-	{area: "data", name: "QUEEN_RAFT_DISK_HIGH_PCT", kind: percent, def: "85", help: "growing writes get 507 from here"},
+	{area: "data", name: "QUEEN_RAFT_DISK_HIGH_PCT", kind: percent, def: "85", help: "percent of the data volume in use from which growing writes get 507"},
+	{area: "data", name: "QUEEN_RAFT_DISK_LOW_PCT", kind: percent, def: "80", help: "percent below which they are taken again"},
 	{area: "data", name: "QUEEN_DISK_RESERVE_BYTES", kind: count, def: "67108864", help: "kept free on the data volume for a start and for acks when it is full; 0 keeps nothing"},
-	{area: "data", name: "QUEEN_RAFT_DISK_LOW_PCT", kind: percent, def: "80", help: "and are taken again below"},
 
 	{area: "cluster", name: "QUEEN_RAFT_NODE_ID", kind: count, def: "1", least: 1, help: "raft id of this node"},
 	{area: "cluster", name: "QUEEN_RAFT_REPLICATOR", effect: barred, fine: "local", help: "local; clusters are"},
@@ -56,8 +56,8 @@ var settings = []setting{
 	{area: "planner", name: "QUEEN_RAFT_REQUEST_ID_WINDOW_S", effect: idle},
 	{area: "planner", name: "QUEEN_RAFT_ANSWER_AT_COMMIT", effect: idle},
 
-	{area: "admission", name: "QUEEN_RAFT_ADMIT_MAX_MB", kind: count, def: "128", help: "MiB of growing writes in flight; 0 is no bound"},
-	{area: "admission", name: "QUEEN_RAFT_ADMIT_HOLD_MS", kind: count, def: "15000", least: 1, help: "longest wait for room, +/- 25%; then 429"},
+	{area: "admission", name: "QUEEN_RAFT_ADMIT_MAX_MB", kind: count, def: "128", help: "MiB of growing writes in flight; 0 is no bound, of their number neither"},
+	{area: "admission", name: "QUEEN_RAFT_ADMIT_HOLD_MS", kind: count, def: "15000", least: 1, help: "longest wait for room, +/- 25%; then 429. In an overload 429 comes at once"},
 	{area: "admission", name: "QUEEN_RAFT_ADMIT_FWD_HOLD_MS", effect: idle},
 
 	{area: "consumption", name: "POP_DEFAULT_TIMEOUT_MS", kind: count, def: "30000", least: 1, help: "deadline of a push, timeout of a waiting pop"},
@@ -159,5 +159,5 @@ var settings = []setting{
 	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_WINDOW_S", effect: idle},
 	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_MAX_BYTES", effect: idle},
 
-	{area: "tests", name: "QUEEN_CRASH_POINT", kind: crashPoint, help: "point at which the process kills itself: name or name:n, at the n-th time"},
+	{area: "tests", name: "QUEEN_CRASH_POINT", kind: crashPoint, help: "point at which the process kills itself: name or name:n, at the n-th time; an unknown name lists them"},
 }

@@ -166,7 +166,7 @@ func kindSet(list string, known func(string) bool) (map[string]bool, error) {
 	for _, k := range strings.Split(list, ",") {
 		k = strings.TrimSpace(k)
 		if !known(k) {
-			return nil, fmt.Errorf("%w: unknown kind %q", errUsage, k)
+			return nil, fmt.Errorf("%w: unknown kind %q; segdump dump -h and rows -h list them", errUsage, k)
 		}
 		kinds[k] = true
 	}
