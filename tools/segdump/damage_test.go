@@ -232,6 +232,9 @@ func TestDamagedFiles(t *testing.T) {
 		if strings.HasSuffix(name, ".seg") || strings.HasSuffix(name, "LOCK") {
 			continue
 		}
+		if strings.HasSuffix(name, ".tmp") {
+			continue // the fixture's power cut met a merge; nobody reads it
+		}
 		kind := path.Ext(name) + path.Base(name)[:1] // of tables: merged or not
 		if seen[kind] && !*every {
 			continue
