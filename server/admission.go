@@ -277,6 +277,6 @@ func (x *exchange) storageFull() bool {
 	if !x.s.disk.full.Load() {
 		return false
 	}
-	x.fail(http.StatusInsufficientStorage, "storage_full", "the data volume is above its high-water mark; nothing was applied")
+	x.fail(http.StatusInsufficientStorage, "storage_full", "the data volume is over QUEEN_RAFT_DISK_HIGH_PCT, or its reserve is in use; nothing was applied. Make room on it")
 	return true
 }

@@ -200,7 +200,7 @@ func (s *Server) watchDisk(ctx context.Context) {
 		if err := s.disk.look(); err != nil {
 			s.log.Warn("the data volume could not be measured", "error", err)
 		} else if now := s.disk.full.Load(); now != was {
-			s.log.Warn("the data volume crossed its water mark", "full", now, "percent", s.disk.percent.Load())
+			s.log.Warn("the data volume crossed its water mark", "full", now, "percent", s.disk.percent.Load(), "high", s.disk.high, "low", s.disk.low)
 		}
 		if now := s.disk.spent.Load(); now != spent {
 			s.log.Error("the data volume has no room for acks and pops: make room", "refused", now)
