@@ -96,6 +96,7 @@ func (s *Server) appendDeadLetter(dst []byte, r *fsm.DeadLetterInfo) []byte {
 	if err != nil {
 		s.log.Error("the content of a dead letter cannot be read", "queue", r.Queue, "partition", r.Partition,
 			"offset", r.Offset, "error", err)
+		s.unwell("a stored payload cannot be read; see the log")
 		data = nil
 	}
 	dst = append(dst, `{"id":`...)
