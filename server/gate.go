@@ -14,10 +14,11 @@ import (
 //
 // The bound follows what the engine finishes: gateDelay's worth of calls, and at
 // least gateLeast. Calls over it wait in line. A line that comes and goes is a
-// burst, and its calls wait as long as they have to, up to the hold. A line that
-// has stood for gateStands is an overload: from then on nobody waits longer than
-// gatePatience, so that those who get in are answered fast and the others soon
-// (controlled delay).
+// burst, and its calls wait as long as they have to, up to the hold. So does a
+// line of at most gateLine calls: some hundred clients that each wait for their
+// answer are no overload, however long they go on. A longer line that has stood
+// for gateStands is one: who would wait longer than gatePatience is refused, so
+// that those who get in are answered fast and the others soon (controlled delay).
 type gate struct {
 	now     func() time.Time
 	hold    time.Duration
@@ -38,6 +39,7 @@ type gate struct {
 
 const (
 	gateLeast    = 128
+	gateLine     = 512
 	gateDelay    = 40 * time.Millisecond
 	gateStands   = time.Second
 	gatePatience = 20 * time.Millisecond
@@ -92,7 +94,7 @@ func (g *gate) full() bool {
 
 // fullLocked: the line stands, and who joins it now would lose patience.
 func (g *gate) fullLocked(now time.Time) bool {
-	return g.standsLocked(now) && len(g.mu.waiting) > int(g.mu.rate*gatePatience.Seconds())
+	return g.standsLocked(now) && len(g.mu.waiting) >= max(gateLine, int(g.mu.rate*gatePatience.Seconds()))
 }
 
 // standsLocked: the line has stood for long while calls were finished. When none
@@ -176,7 +178,7 @@ func (g *gate) shedLocked(now time.Time) {
 	if !g.standsLocked(now) {
 		return
 	}
-	for len(g.mu.waiting) > 0 && now.Sub(g.mu.waiting[0].since) > gatePatience {
+	for len(g.mu.waiting) > gateLine && now.Sub(g.mu.waiting[0].since) > gatePatience {
 		w := g.mu.waiting[0]
 		g.mu.waiting = g.mu.waiting[1:]
 		g.refused.Add(1)

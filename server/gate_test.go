@@ -81,9 +81,34 @@ func TestGateLetsABurstWait(t *testing.T) {
 	}
 }
 
+// Some hundred clients that each wait for their answer before they come again are
+// no overload, however long they go on and however slow the broker is.
+func TestGateRefusesNoModestFleet(t *testing.T) {
+	const clients = 600
+	for _, finished := range []int{1, 3, 10} { // a millisecond
+		r := newGateRig()
+		in, refused := r.offer(clients), 0
+		for range 20_000 {
+			r.at = r.at.Add(time.Millisecond)
+			back := 0
+			for range finished {
+				if used, _ := r.g.state(); used > 0 {
+					r.g.leave()
+					back++
+				}
+			}
+			i, no, _ := r.verdicts()
+			in, refused = in+i+r.offer(back), refused+no
+		}
+		if refused += r.atOnce; refused > 0 || in < 10_000*finished {
+			t.Errorf("%d clients at %d calls a millisecond: %d got in, %d were refused", clients, finished, in, refused)
+		}
+	}
+}
+
 // Three times what is finished is offered for 20 s: in the steady state nobody
-// waits longer than the patience, who is over it is refused at once, and the
-// line is short; once the load drops nobody is refused any more.
+// waits longer than a line of gateLine takes, who is over it is refused at once,
+// and the line is no longer; once the load drops nobody is refused any more.
 func TestGateUnderOverload(t *testing.T) {
 	r := newGateRig()
 	const finished, offered = 5, 15 // a millisecond
@@ -102,7 +127,7 @@ func TestGateUnderOverload(t *testing.T) {
 		if ms < 1500 {
 			continue
 		}
-		if longest > gatePatience || waiting > finished*int(gatePatience/time.Millisecond)+offered {
+		if longest > (gateLine/finished+2)*time.Millisecond || waiting > gateLine {
 			t.Fatalf("at %d ms: a wait of %v, %d in line", ms, longest, waiting)
 		}
 		if used > 2*gateLeast {
@@ -116,7 +141,7 @@ func TestGateUnderOverload(t *testing.T) {
 	if int64(refused) != r.refused.Load() {
 		t.Fatalf("%d were refused, %d counted", refused, r.refused.Load())
 	}
-	if r.offer(200); r.atOnce == 0 || !r.g.full() {
+	if r.offer(gateLine); r.atOnce == 0 || !r.g.full() {
 		t.Fatal("nobody was refused at once")
 	}
 	for range 1000 { // the load drops below what is finished
@@ -225,7 +250,9 @@ func TestGateRefusesGrowingWritesOnly(t *testing.T) {
 	s := newTestServer(t, e, func(c *Config) { c.Limits.AdmitBytes, c.Limits.AdmitHold = 1<<20, time.Minute })
 	g := s.gate
 	g.mu.used, g.mu.empty, g.mu.last = gateLeast, g.now().Add(-2*gateStands), g.now().Add(time.Hour)
-	g.mu.waiting = []*gateWaiter{{since: g.now().Add(time.Hour), verdict: make(chan bool, 1)}}
+	for range gateLine {
+		g.mu.waiting = append(g.mu.waiting, &gateWaiter{since: g.now().Add(time.Hour), verdict: make(chan bool, 1)})
+	}
 	for _, c := range []struct{ method, path, body string }{
 		{"POST", "/api/v1/push", `{"items":[{"queue":"q","payload":1}]}`},
 		{"POST", "/api/v1/transaction", `{"operations":[{"type":"push","queue":"q","payload":1}]}`},
