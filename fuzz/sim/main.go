@@ -22,7 +22,7 @@ func main() {
 		procs    = flag.Int("procs", runtime.NumCPU(), "processes that run seeds side by side")
 		step     = flag.Uint64("step", 1, "difference between one seed and the next")
 		first    = flag.Bool("first", false, "end at the first seed that fails")
-		kernel   = flag.Bool("same-kernel", false, "let the machine survive a failed sync, so that the next process finds bytes in memory that will never be durable; the broker is not made for that yet")
+		kernel   = flag.Bool("same-kernel", false, "let the machine survive a failed sync, so that the next process finds names and sizes of files that will never be durable; the broker is not made for that")
 		verbose  = flag.Bool("v", false, "print what happens")
 		worker   = flag.Bool("worker", false, "print one line of JSON for each seed (used by the command itself)")
 	)
