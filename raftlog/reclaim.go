@@ -227,7 +227,7 @@ func (r *reclaimer) judgeLog(j *judge, q *QueueLog) error {
 		return r.tolerate(q, err)
 	}
 	for _, jb := range j.jobs(q, shares) {
-		if q.release(jb) {
+		if q.release(jb) && !plant.Is(plant.UnlinkTooEarly) {
 			r.jobs = append(r.jobs, jb)
 		} else if err := r.do(j, jb); err != nil {
 			return err

@@ -18,8 +18,7 @@ checks() {
 	skip-dir-sync) echo "./tools/powercut TestPowerCuts" ;;
 	count-records) echo "./recovery TestI1DuplicateCopyIsOneCopy" ;;
 	bad-sum-is-end) echo "./recovery TestB03" ;;
-	stale-table) echo "./server/retention TestReclaimCrashedAtEveryCall" ;;
-	unlink-too-early | reclaim-ahead) echo "./server/retention TestReclaimCrashedAtEveryCall" ;;
+	stale-table | unlink-too-early) echo "./server/retention TestReclaimCrashedAtEveryCall" ;;
 	*) echo sim ;;
 	esac
 }
