@@ -63,7 +63,16 @@ for bug in $bugs; do
 		cat "$dir/out"
 		exit 1
 	fi
-	echo "$bug: found by $by in $(($(date +%s) - began)) s"
+	took=$(($(date +%s) - began))
+	seed=$(sed -n 's/^FAIL seed \([0-9]*\):.*/\1/p' "$dir/out" | head -1)
+	if [ -n "$seed" ]; then # a seed that fails without the bug, too, has not found it
+		build "" sim
+		if ! "$dir/check" -seed "$seed" >"$dir/out" 2>&1; then
+			cat "$dir/out"
+			exit 1
+		fi
+	fi
+	echo "$bug: found by $by in $took s"
 done
 for bug in $bugs; do checks "$bug"; done | sort -u | while read -r package name; do
 	build "" "$package"
