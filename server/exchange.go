@@ -48,6 +48,7 @@ const (
 // route is one entry of the route table.
 type route struct {
 	method, path string
+	level        level
 	family       family
 	writes       bool // also on a full disk, from its reserve
 	handle       func(*Server, *exchange)

@@ -1,40 +1,52 @@
 package server
 
+// level is the access that a route asks of a token, when tokens are checked. The
+// zero level is none: every route names its own.
+type level uint8
+
+const (
+	public level = iota + 1
+	readOnly
+	writeOnly
+	readWrite
+	admin
+)
+
 // routes is everything that this server answers; other paths and methods are
-// 404 no_such_route. Levels of access come with token checks.
+// 404 no_such_route.
 var routes = []route{
-	{method: "POST", path: "/api/v1/push", handle: (*Server).servePush},
-	{method: "GET", path: "/api/v1/pop", writes: true, handle: (*Server).servePopDiscovery},
-	{method: "GET", path: "/api/v1/pop/queue/:queue", writes: true, handle: (*Server).servePopQueue},
-	{method: "GET", path: "/api/v1/pop/queue/:queue/partition/:partition", writes: true, handle: (*Server).servePopPartition},
-	{method: "POST", path: "/api/v1/ack", writes: true, handle: (*Server).serveAck},
-	{method: "POST", path: "/api/v1/ack/batch", writes: true, handle: (*Server).serveAckBatch},
-	{method: "POST", path: "/api/v1/lease/:leaseId/extend", writes: true, handle: (*Server).serveExtend},
-	{method: "POST", path: "/api/v1/transaction", writes: true, handle: (*Server).serveTransaction},
+	{method: "POST", path: "/api/v1/push", level: writeOnly, handle: (*Server).servePush},
+	{method: "GET", path: "/api/v1/pop", level: readWrite, writes: true, handle: (*Server).servePopDiscovery},
+	{method: "GET", path: "/api/v1/pop/queue/:queue", level: readWrite, writes: true, handle: (*Server).servePopQueue},
+	{method: "GET", path: "/api/v1/pop/queue/:queue/partition/:partition", level: readWrite, writes: true, handle: (*Server).servePopPartition},
+	{method: "POST", path: "/api/v1/ack", level: readWrite, writes: true, handle: (*Server).serveAck},
+	{method: "POST", path: "/api/v1/ack/batch", level: readWrite, writes: true, handle: (*Server).serveAckBatch},
+	{method: "POST", path: "/api/v1/lease/:leaseId/extend", level: readWrite, writes: true, handle: (*Server).serveExtend},
+	{method: "POST", path: "/api/v1/transaction", level: readWrite, writes: true, handle: (*Server).serveTransaction},
 
-	{method: "POST", path: "/api/v1/kv", family: kvFamily, handle: (*Server).serveKV},
-	{method: "GET", path: "/api/v1/kv/:ns/*key", family: kvFamily, handle: (*Server).serveKVGet},
-	{method: "PUT", path: "/api/v1/kv/:ns/*key", family: kvFamily, handle: (*Server).serveKVPut},
-	{method: "DELETE", path: "/api/v1/kv/:ns/*key", family: kvFamily, handle: (*Server).serveKVDelete},
+	{method: "POST", path: "/api/v1/kv", level: readWrite, family: kvFamily, handle: (*Server).serveKV},
+	{method: "GET", path: "/api/v1/kv/:ns/*key", level: readOnly, family: kvFamily, handle: (*Server).serveKVGet},
+	{method: "PUT", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVPut},
+	{method: "DELETE", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVDelete},
 
-	{method: "POST", path: "/api/v1/timers", family: timersFamily, handle: (*Server).serveTimers},
-	{method: "GET", path: "/api/v1/timers/:queue", family: timersFamily, handle: (*Server).serveTimerList},
-	{method: "GET", path: "/api/v1/timers/:queue/*timerKey", family: timersFamily, handle: (*Server).serveTimerPeek},
-	{method: "DELETE", path: "/api/v1/timers/:queue/*timerKey", family: timersFamily, handle: (*Server).serveTimerCancel},
+	{method: "POST", path: "/api/v1/timers", level: writeOnly, family: timersFamily, handle: (*Server).serveTimers},
+	{method: "GET", path: "/api/v1/timers/:queue", level: readOnly, family: timersFamily, handle: (*Server).serveTimerList},
+	{method: "GET", path: "/api/v1/timers/:queue/*timerKey", level: readOnly, family: timersFamily, handle: (*Server).serveTimerPeek},
+	{method: "DELETE", path: "/api/v1/timers/:queue/*timerKey", level: readWrite, family: timersFamily, handle: (*Server).serveTimerCancel},
 
-	{method: "POST", path: "/api/v1/configure", handle: (*Server).serveConfigure},
-	{method: "GET", path: "/api/v1/resources/queues", handle: (*Server).serveQueueList},
-	{method: "GET", path: "/api/v1/resources/queues/:queue", handle: (*Server).serveQueue},
-	{method: "GET", path: "/api/v1/resources/queues/:queue/depth", handle: (*Server).serveQueueDepth},
-	{method: "DELETE", path: "/api/v1/resources/queues/:queue", handle: (*Server).serveQueueDelete},
+	{method: "POST", path: "/api/v1/configure", level: readWrite, handle: (*Server).serveConfigure},
+	{method: "GET", path: "/api/v1/resources/queues", level: readOnly, handle: (*Server).serveQueueList},
+	{method: "GET", path: "/api/v1/resources/queues/:queue", level: readOnly, handle: (*Server).serveQueue},
+	{method: "GET", path: "/api/v1/resources/queues/:queue/depth", level: readOnly, handle: (*Server).serveQueueDepth},
+	{method: "DELETE", path: "/api/v1/resources/queues/:queue", level: admin, handle: (*Server).serveQueueDelete},
 
-	{method: "GET", path: "/api/v1/dlq", handle: (*Server).serveDLQ},
-	{method: "DELETE", path: "/api/v1/dlq", handle: (*Server).serveDLQPurge},
-	{method: "POST", path: "/api/v1/dlq/:id/replay", handle: (*Server).serveDLQReplay},
-	{method: "POST", path: "/api/v1/messages/:partitionId/:transactionId/retry", handle: (*Server).serveMessageRetry},
+	{method: "GET", path: "/api/v1/dlq", level: readOnly, handle: (*Server).serveDLQ},
+	{method: "DELETE", path: "/api/v1/dlq", level: admin, handle: (*Server).serveDLQPurge},
+	{method: "POST", path: "/api/v1/dlq/:id/replay", level: readWrite, handle: (*Server).serveDLQReplay},
+	{method: "POST", path: "/api/v1/messages/:partitionId/:transactionId/retry", level: readWrite, handle: (*Server).serveMessageRetry},
 
-	{method: "GET", path: "/health", handle: (*Server).serveHealth},
-	{method: "GET", path: "/status", handle: (*Server).serveStatus},
-	{method: "GET", path: "/metrics", handle: (*Server).serveMetrics},
-	{method: "GET", path: "/metrics/prometheus", handle: (*Server).servePrometheus},
+	{method: "GET", path: "/health", level: public, handle: (*Server).serveHealth},
+	{method: "GET", path: "/status", level: readOnly, handle: (*Server).serveStatus},
+	{method: "GET", path: "/metrics", level: public, handle: (*Server).serveMetrics},
+	{method: "GET", path: "/metrics/prometheus", level: public, handle: (*Server).servePrometheus},
 }
