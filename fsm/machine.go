@@ -29,6 +29,7 @@ type Config struct {
 	RetentionBatch        int              // partitions and rows a slice of a pass; 1,000
 	RetentionScan         int              // partitions a second; 50,000
 	TxnWindowMin          int64            // microseconds for which ids outlive their messages at least; 900 s
+	TraceRetention        int64            // microseconds that traces are kept; 7 days
 	PartitionCleanup      int64            // microseconds without a write after which an empty partition goes; below 0: never; 30 days
 	CleanupEvery          int64            // microseconds between two looks for such partitions; 1 h
 }
@@ -64,6 +65,7 @@ func (c *Config) defaults() {
 	set(&c.RetentionBatch, 1000)
 	set(&c.RetentionScan, 50_000)
 	set64(&c.TxnWindowMin, 900_000_000)
+	set64(&c.TraceRetention, 7*dayMicros)
 	if c.PartitionCleanup == 0 {
 		c.PartitionCleanup = 30 * 86400 * 1_000_000
 	}
@@ -262,6 +264,10 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planFire(c, b)
 	case *retire:
 		return m.planRetire(c, b)
+	case *Trace:
+		return m.planTrace(c, b)
+	case *FindTraces:
+		return m.planFindTraces(c.Tenant, b)
 	case *Configure:
 		return m.planConfigure(c.Tenant, b)
 	case *DeleteQueue:

@@ -45,6 +45,15 @@ func (s *State) QueueOf(tenant string, partition uint64) string {
 	return ""
 }
 
+// PlaceOf names the queue and the partition of a partition's id.
+func (s *State) PlaceOf(tenant string, partition uint64) (queue, name string, found bool) {
+	p := s.findPartition(tenant, partition)
+	if p == nil {
+		return "", "", false
+	}
+	return p.q.name, p.name, true
+}
+
 func (s *State) queueInfo(q *queue) QueueInfo {
 	_, owed := q.slowest()
 	return QueueInfo{

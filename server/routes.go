@@ -45,6 +45,11 @@ var routes = []route{
 	{method: "POST", path: "/api/v1/dlq/:id/replay", level: readWrite, handle: (*Server).serveDLQReplay},
 	{method: "POST", path: "/api/v1/messages/:partitionId/:transactionId/retry", level: readWrite, handle: (*Server).serveMessageRetry},
 
+	{method: "POST", path: "/api/v1/traces", level: readWrite, handle: (*Server).serveTrace},
+	{method: "GET", path: "/api/v1/traces/names", level: readOnly, handle: (*Server).serveTraceNames},
+	{method: "GET", path: "/api/v1/traces/by-name/:traceName", level: readOnly, handle: (*Server).serveTracesByName},
+	{method: "GET", path: "/api/v1/traces/:partitionId/:transactionId", level: readOnly, handle: (*Server).serveTracesOf},
+
 	{method: "GET", path: "/health", level: public, handle: (*Server).serveHealth},
 	{method: "GET", path: "/status", level: readOnly, handle: (*Server).serveStatus},
 	{method: "GET", path: "/metrics", level: public, handle: (*Server).serveMetrics},

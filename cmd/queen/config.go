@@ -103,6 +103,7 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			RetentionScan:         int(v.count("QUEEN_RAFT_RETENTION_SCAN_PER_S")),
 			TxnWindowMin:          v.count("QUEEN_RAFT_TXN_WINDOW_MIN_S") * 1_000_000,
 			PartitionCleanup:      partitionCleanup(v),
+			TraceRetention:        v.count("QUEEN_RAFT_TRACE_RETENTION_S") * 1_000_000,
 		},
 	}
 }

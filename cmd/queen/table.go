@@ -98,7 +98,7 @@ var settings = []setting{
 	{area: "retention", name: "QUEEN_RAFT_TXN_WINDOW_MIN_S", kind: count, def: "900", least: 1, help: "seconds for which ids outlive their messages at least"},
 	{area: "retention", name: "PARTITION_CLEANUP_DAYS", kind: count, def: "30", least: 1, help: "days without a write after which an empty partition is removed"},
 	{area: "retention", name: "QUEEN_PARTITION_CLEANUP_ENABLED", kind: flag, def: "true", help: "remove empty partitions"},
-	{area: "retention", name: "QUEEN_RAFT_TRACE_RETENTION_S", effect: idle},
+	{area: "retention", name: "QUEEN_RAFT_TRACE_RETENTION_S", kind: count, def: "604800", least: 1, help: "seconds for which traces are kept"},
 
 	{area: "metrics", name: "QUEEN_RAFT_METRICS", kind: flag, def: "true", help: "measure calls"},
 	{area: "metrics", name: "METRICS_FLUSH_MS", effect: idle},

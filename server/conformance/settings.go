@@ -78,6 +78,8 @@ func (s *settings) apply(name, text string) error {
 		l.TimerOps = n
 	case "PARTITION_CLEANUP_DAYS":
 		p.PartitionCleanup = int64(n) * 86400 * 1_000_000
+	case "QUEEN_RAFT_TRACE_RETENTION_S":
+		p.TraceRetention = int64(n) * 1_000_000
 	case "QUEEN_SWEEPER_MAX_ATTEMPTS":
 		p.TimerMaxAttempts = int64(n)
 	default:
