@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"queen/internal/vfs"
+	"queen/server/tokens"
 )
 
 // Config is what a Server runs with. Zero fields take the defaults named at
@@ -32,6 +33,13 @@ type Config struct {
 	Tenancy bool // read x-queen-tenant
 	Metrics bool // measure calls; /metrics/prometheus answers either way
 	Pprof   bool // serve /debug/pprof
+
+	// Tokens checks who calls, against the levels of the route table; nil:
+	// every route is open to anybody. Close leaves it open.
+	Tokens *tokens.Verifier
+	// SkipPaths are open to anybody all the same: exact paths, and with a slash
+	// at their end what is below them ("/" is itself only).
+	SkipPaths []string
 
 	// Levels of zstd, 1 to 22; 0 stores payloads as they are.
 	ZstdLevel int

@@ -15,6 +15,7 @@ import (
 	"queen/fsm"
 	"queen/raftlog"
 	"queen/server/rawjson"
+	"queen/server/tokens"
 )
 
 // exchange is one request and its answer. It lives from the start of a handler
@@ -26,6 +27,7 @@ type exchange struct {
 	start  time.Time
 	tenant string
 	id     string
+	sub    string // of the caller's token; empty: none
 	out    []byte // the answer's body
 	parked bool   // a pop that may wait: being slow is its job
 	held   bool   // it waited for admission
@@ -48,7 +50,7 @@ const (
 // route is one entry of the route table.
 type route struct {
 	method, path string
-	level        level
+	level        tokens.Access
 	family       family
 	writes       bool // also on a full disk, from its reserve
 	handle       func(*Server, *exchange)
@@ -60,10 +62,10 @@ type route struct {
 func (s *Server) serve(rt *route) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		x := exchangePool.Get().(*exchange)
-		x.s, x.c, x.rt, x.start, x.parked, x.held = s, c, rt, s.cfg.Clock(), false, false
+		x.s, x.c, x.rt, x.start, x.parked, x.held, x.sub = s, c, rt, s.cfg.Clock(), false, false, ""
 		defer x.recover()
 		x.takeID()
-		if x.takeTenant() && !x.noRoom() {
+		if x.authorized() && x.takeTenant() && !x.noRoom() {
 			rt.handle(s, x)
 		}
 		x.finish()

@@ -1,15 +1,15 @@
 package server
 
-// level is the access that a route asks of a token, when tokens are checked. The
-// zero level is none: every route names its own.
-type level uint8
+import "queen/server/tokens"
 
+// Levels of access. Every route names its own; the zero level is none, nobody
+// passes it, and New refuses a table that has one.
 const (
-	public level = iota + 1
-	readOnly
-	writeOnly
-	readWrite
-	admin
+	public    = tokens.Public
+	readOnly  = tokens.ReadOnly
+	writeOnly = tokens.WriteOnly
+	readWrite = tokens.ReadWrite
+	admin     = tokens.Admin
 )
 
 // routes is everything that this server answers; other paths and methods are

@@ -9,7 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -53,6 +53,11 @@ func New(cfg Config) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Engine == nil {
 		return nil, errors.New("server: no engine")
+	}
+	for _, rt := range slices.Concat(routes, profiles) {
+		if rt.level == 0 {
+			return nil, fmt.Errorf("server: the route %s %s names no level of access", rt.method, rt.path)
+		}
 	}
 	ids, err := newIDSource(cfg.Clock, cfg.Rand)
 	if err != nil {
@@ -260,31 +265,26 @@ func (s *Server) newRouter() *gin.Engine {
 	// decoded by exchange.param: the router would read a plus sign as a space.
 	r.UseRawPath = true
 	r.UnescapePathValues = false
-	for i := range routes {
-		rt := routes[i]
+	s.mount(r, routes)
+	if s.cfg.Pprof {
+		s.mount(r, profiles)
+	}
+	missing := &route{method: "", path: "none", level: unlisted, handle: (*Server).noSuchRoute, stats: s.metrics.route("none")}
+	r.NoRoute(s.serve(missing))
+	return r
+}
+
+// unlisted is the level of a path that no table has.
+const unlisted = readWrite
+
+func (s *Server) mount(r *gin.Engine, table []route) {
+	for i := range table {
+		rt := table[i]
 		rt.stats = s.metrics.route(rt.method + " " + rt.path)
 		r.Handle(rt.method, rt.path, s.serve(&rt))
 	}
-	missing := &route{method: "", path: "none", handle: (*Server).noSuchRoute, stats: s.metrics.route("none")}
-	r.NoRoute(s.serve(missing))
-	if s.cfg.Pprof {
-		mountPprof(r)
-	}
-	return r
 }
 
 func (s *Server) noSuchRoute(x *exchange) {
 	x.fail(http.StatusNotFound, "no_such_route", "no route has this method and path")
-}
-
-func mountPprof(r *gin.Engine) {
-	g := r.Group("/debug/pprof")
-	g.GET("/", gin.WrapF(pprof.Index))
-	g.GET("/cmdline", gin.WrapF(pprof.Cmdline))
-	g.GET("/profile", gin.WrapF(pprof.Profile))
-	g.GET("/symbol", gin.WrapF(pprof.Symbol))
-	g.GET("/trace", gin.WrapF(pprof.Trace))
-	for _, name := range []string{"allocs", "block", "goroutine", "heap", "mutex", "threadcreate"} {
-		g.GET("/"+name, gin.WrapH(pprof.Handler(name)))
-	}
 }

@@ -135,6 +135,8 @@ func serverConfig(v *values, log *slog.Logger) server.Config {
 		Tenancy: v.flag("QUEEN_TENANCY_HEADER"),
 		Metrics: v.flag("QUEEN_RAFT_METRICS"),
 		Pprof:   v.flag("QUEEN_PPROF"),
+
+		SkipPaths: skipPaths(v),
 		Limits: server.Limits{
 			BodyBytes:         v.count("QUEEN_MAX_BODY_BYTES"),
 			Connections:       connections,

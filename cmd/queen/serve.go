@@ -68,6 +68,12 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 	if err != nil {
 		return err
 	}
+	if cfg.server.Tokens, err = newVerifier(v, log); err != nil {
+		return err
+	}
+	if cfg.server.Tokens != nil {
+		defer cfg.server.Tokens.Close()
+	}
 	tuneMemory(environ)
 	if point := v.text("QUEEN_CRASH_POINT"); point != "" {
 		if err := crashpoint.Arm(point); err != nil {

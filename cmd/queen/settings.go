@@ -49,7 +49,7 @@ func (s *setting) label() string {
 	case s.def == "":
 		return "unset"
 	case s.secret:
-		return "***"
+		return masked
 	default:
 		return s.def
 	}
@@ -126,6 +126,9 @@ func (s *setting) check(value string) error {
 	if problem == "" && s.effect == barred && value != s.fine && !s.asksNothing(value) {
 		problem = "this build does not have that; unset it"
 	}
+	if problem != "" && s.secret {
+		value = masked
+	}
 	if problem != "" {
 		return &settingError{s.name, value, problem}
 	}
@@ -165,6 +168,18 @@ func (v *values) text(name string) string {
 	}
 	return s.def
 }
+
+// shown is the value of a setting as it may be printed.
+func (v *values) shown(name string) string {
+	value := v.text(name)
+	if value != "" && byName[name].secret {
+		return masked
+	}
+	return value
+}
+
+// masked stands for a secret.
+const masked = "***"
 
 func (v *values) given(name string) bool { return v.raw[name] != "" }
 
@@ -208,12 +223,9 @@ func (v *values) print(log *slog.Logger) {
 			flush()
 			area = s.area
 		}
-		value := v.text(s.name)
-		switch {
-		case value == "":
+		value := v.shown(s.name)
+		if value == "" {
 			value = "unset"
-		case s.secret:
-			value = "***"
 		}
 		line = append(line, s.name, value)
 	}
