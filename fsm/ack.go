@@ -86,6 +86,7 @@ func (m *Machine) planAck(c *Call, a *Ack) verdict {
 func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup bool) {
 	it := &p.items[i]
 	it.Success, it.Err, it.LeaseReleased, it.DLQ, it.Noop, it.Dropped = false, "", false, false, false, false
+	it.Conflates, it.Conflated = false, 0
 	part := m.s.findPartition(call.Tenant, it.PartitionID)
 	if part == nil {
 		it.Err = errNoPartition
@@ -230,7 +231,8 @@ type resolution struct {
 }
 
 // resolve finds the message that an ack names: the lowest unsettled one in
-// reach; an id that was stored again after its window can name several.
+// reach, under a conflating group's lease the highest; an id that was stored
+// again after its window can name several.
 func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *lease) (r resolution, lookup bool) {
 	lo, hi := c.firstUnsettled(), c.p.next // reach: [lo, hi)
 	if held != nil {
@@ -240,6 +242,8 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 		}
 	}
 	again := resolution{}
+	// What a conflating group was handed is the newest that the id can mean.
+	newest := held != nil && c.g.conflates
 	consider := func(o uint64) {
 		switch {
 		case o >= c.p.next:
@@ -248,7 +252,7 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 		case o < lo || o >= hi: // unsettled, but out of reach
 		case p.taken(c, o, it):
 			again = resolution{offset: o, unsettled: true}
-		case !r.unsettled || o < r.offset:
+		case !r.unsettled || (o < r.offset) != newest:
 			r.offset, r.unsettled = o, true
 		}
 	}
@@ -260,7 +264,7 @@ func (m *Machine) resolve(call *Call, p *ackPlan, c *cursor, it *AckItem, held *
 	// message that can be meant at all (an ack of a higher one would settle those
 	// below), unless the lease is not live: then a settled one decides.
 	since := m.dedup.Since()
-	enough := r.unsettled && r.offset == p.lowest(c, lo, it) && (r.settled || !it.HasLease || held != nil)
+	enough := r.unsettled && (newest || r.offset == p.lowest(c, lo, it)) && (r.settled || !it.HasLease || held != nil)
 	if since > 0 && c.p.created <= since && !enough {
 		n := call.need(needTxn, c.p, it.Txn, since)
 		if n == nil {
@@ -438,6 +442,9 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 		delay = max(delay, c.backoff())
 	}
 	m.fileLetters(call, p, c, retries)
+	if c.g.conflates && !nacked && lastDone >= 0 {
+		p.items[lastDone].Conflates, p.items[lastDone].Conflated = true, p.conflated(c, top)
+	}
 	if stops {
 		m.settleAbove(p, c, stop)
 		c.committed = max(c.committed, int64(stop)-1)

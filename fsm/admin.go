@@ -111,6 +111,7 @@ func (m *Machine) adoptOrphans(q *queue) {
 		if w.gone {
 			continue
 		}
+		w.pop.forgetGroups()
 		g, _ := m.ensureGroup(q, w.pop)
 		w.g, w.effects = g, true
 		g.waiters.add(w)

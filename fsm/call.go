@@ -120,6 +120,11 @@ type Pop struct {
 	CommitOnDelivery bool
 	LeaseID          [16]byte // minted by the edge
 	Worker           string
+	// Conflate: a group that this pop registers conflates. Not with QueueMode.
+	Conflate bool
+	// DefaultPartitions: the caller named no number of partitions, and Partitions
+	// is chosen here: 1, or for a group that conflates Batch, at most 64.
+	DefaultPartitions bool
 	// WaitMicros is how long the pop may wait for messages; 0: not at all. The
 	// reply margin is already taken off.
 	WaitMicros int64
@@ -128,6 +133,9 @@ type Pop struct {
 	Claims []*Claim
 	// Poisoned are messages that this pop put aside on its way (maxDeliveries).
 	Poisoned []Poisoned
+	// Conflates: the group conflates. Conflict: it was asked for, and the group
+	// was registered without.
+	Conflates, Conflict bool
 
 	parked   bool
 	deadline int64
@@ -147,7 +155,7 @@ type Poisoned struct {
 type Claim struct {
 	Queue, Partition     string
 	QueueID, PartitionID uint64
-	From, To             uint64        // inclusive offsets
+	From, To             uint64        // inclusive offsets of what is delivered
 	Settled              []index.Range // holes inside: already settled, not delivered
 	Count                int           // messages: To-From+1 less the holes
 	Attempt              int           // deliveryAttempt
@@ -157,6 +165,7 @@ type Claim struct {
 	Batch *Batch
 
 	group uint64 // id
+	span  uint64 // the first unsettled offset that it covers: From, or below with conflation
 	after int64  // CommitOnDelivery: committed once it was claimed
 }
 
@@ -219,6 +228,10 @@ type AckItem struct {
 	DLQ           bool
 	Noop          bool
 	Dropped       bool
+	// Conflates: the ack completed something of a group that conflates; Conflated
+	// is the number of messages that it settled without their delivery.
+	Conflates bool
+	Conflated int64
 }
 
 // Ack settles messages; each item is judged by itself, those of one

@@ -190,6 +190,7 @@ func (r *RowInfo) decodeValue(value []byte) error {
 		r.add("from", g.from)
 		r.add("created", g.created)
 		r.add("startPartition", g.startPartition)
+		r.add("conflates", g.conflates)
 		return err
 	case RowCursor:
 		return r.decodeCursor(value)

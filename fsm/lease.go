@@ -94,7 +94,7 @@ func (m *Machine) cursorOf(cl *Claim) *cursor {
 func (m *Machine) takeBack(c *cursor, cl *Claim) {
 	old := c.sets
 	m.resetSets(c)
-	c.committed = int64(cl.From) - 1
+	c.committed = int64(cl.span) - 1
 	m.put(c)
 	add := func(set byte, lo, hi uint64) bool {
 		m.settleRange(c, set, lo, hi)

@@ -56,6 +56,7 @@ type mGroup struct {
 	name    string
 	mode    SubscriptionMode
 	from    int64
+	newest  bool            // it conflates: only the newest message of a partition is handed out
 	old     map[*mPart]bool // partitions that were there before it
 	waiters []*mWait
 }
@@ -155,7 +156,7 @@ func (m *model) addQueue(tenant, name string, opts Options) *mQueue {
 	q := &mQueue{tenant: tenant, name: name, opts: opts, parts: map[string]*mPart{}, groups: map[string]*mGroup{}}
 	m.queues[tenant+name] = q
 	for _, w := range m.orphans[tenant+name] {
-		g := m.group(q, w.pop.Group, w.pop.Mode, w.pop.From)
+		g := m.contact(q, w.pop)
 		g.waiters = append(g.waiters, w)
 	}
 	delete(m.orphans, tenant+name)
@@ -208,6 +209,16 @@ func (m *model) group(q *mQueue, name string, mode SubscriptionMode, from int64)
 		g.old[p] = true
 	}
 	q.groups[name] = g
+	return g
+}
+
+// contact is a pop that comes to a queue: it makes the group, or learns of it.
+func (m *model) contact(q *mQueue, p *Pop) *mGroup {
+	old := q.groups[p.Group]
+	g := m.group(q, p.Group, p.Mode, p.From)
+	if old == nil {
+		g.newest = p.Conflate && p.Group != QueueMode
+	}
 	return g
 }
 

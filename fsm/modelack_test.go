@@ -15,6 +15,7 @@ type mJudged struct {
 	apply  bool
 	ok     bool   // success
 	err    string // what the text of a refusal begins with
+	ends   bool   // it only ends a lease whose batch retention has taken
 	repeat bool   // of the ack that released its lease
 	dlq    bool   // of a repeat
 }
@@ -62,7 +63,7 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 			if taken < 0 {
 				taken = int64(o)
 			}
-		case free < 0:
+		case free < 0 || held != nil && p.q.groups[it.Group].newest:
 			free = int64(o)
 		}
 	}
@@ -78,6 +79,9 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 		j.offset, j.apply, j.ok = uint64(free), true, true
 	case settled >= 0 && it.Status == Completed:
 		j.ok = true
+		if held != nil && uint64(settled) == held.to && c.floor >= int64(held.to) {
+			j.offset, j.apply, j.ends = held.to, true, true
+		}
 	case settled >= 0:
 		j.err = "already committed"
 	default:
@@ -144,7 +148,7 @@ func (m *model) acks(tenant string, items []AckItem) {
 		if !strings.HasPrefix(it.Err, j.err) || j.ok != (it.Err == "") {
 			m.fail("ack of %s: the machine says %q, the model %q", it.Txn, it.Err, j.err)
 		}
-		m.expect("noop of an ack", it.Noop, j.ok && !j.apply)
+		m.expect("noop of an ack", it.Noop, j.ok && (!j.apply || j.ends))
 		if !j.apply {
 			m.expect("leaseReleased of an ack that changes nothing", it.LeaseReleased, j.repeat)
 			m.expect("dlq of an ack that changes nothing", it.DLQ, j.dlq)
@@ -181,6 +185,8 @@ var mRank = map[AckStatus]int{Completed: 0, Retry: 1, Failed: 2, DeadLetter: 3}
 
 func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
 	c, opts := at.c, &at.part.q.opts
+	newest := at.part.q.groups[at.group].newest
+	owed := unsettledOf(at.part, c)
 	spent := c.retries >= opts.RetryLimit
 	keeps := opts.DeadLetterQueue || opts.DLQAfterMaxRetries
 	strongest := map[uint64]AckStatus{}
@@ -237,6 +243,36 @@ func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
 	}
 	m.holdBack(items, judged, mine, strongest, back, c, opts)
 	m.releaseLease(items, judged, mine, strongest, nacked, did, c)
+	m.conflated(items, judged, mine, newest && !nacked, owed-unsettledOf(at.part, c)-len(strongest))
+}
+
+// conflated expects that the completed ack of the highest message tells how many
+// others went with it, and that no other ack does.
+func (m *model) conflated(items []AckItem, judged []mJudged, mine []int, tells bool, others int) {
+	last := -1
+	for _, i := range mine {
+		if last < 0 || judged[i].offset >= judged[last].offset {
+			last = i
+		}
+	}
+	for _, i := range mine {
+		want := int64(0)
+		if tells && i == last {
+			want = int64(max(others, 0))
+		}
+		m.expect("an ack tells what was conflated", items[i].Conflates, tells && i == last)
+		m.expect("conflated", items[i].Conflated, want)
+	}
+}
+
+// unsettledOf counts the retained messages that a cursor has not settled.
+func unsettledOf(p *mPart, c *mCursor) (n int) {
+	for o := p.start; o < uint64(len(p.msgs)); o++ {
+		if !c.settled(o) {
+			n++
+		}
+	}
+	return n
 }
 
 func (m *model) fileAll(items []AckItem, judged []mJudged, mine []int, strongest map[uint64]AckStatus,
@@ -319,7 +355,7 @@ func (m *model) txn(tenant string, t *Txn) {
 		return
 	}
 	for i := range t.Acks {
-		m.expect("noop in a transaction", t.Acks[i].Noop, !judged[i].apply)
+		m.expect("noop in a transaction", t.Acks[i].Noop, !judged[i].apply || judged[i].ends)
 	}
 	m.settle(t.Acks, judged)
 	m.push(tenant, &t.Push)

@@ -97,6 +97,9 @@ func (x *modelRun) pop() (any, string) {
 	if x.oneIn(3) {
 		p.WaitMicros = choose(x, int64(1), 500_000, 3_000_000)
 	}
+	if p.Conflate = x.oneIn(4); x.oneIn(3) {
+		p.Partitions, p.DefaultPartitions = 1, true
+	}
 	switch {
 	case x.oneIn(8):
 		p.Queue, p.MatchNamespace, p.Namespace = "", x.oneIn(2), "x"
@@ -104,8 +107,8 @@ func (x *modelRun) pop() (any, string) {
 	case x.oneIn(4):
 		p.Partition = x.partName()
 	}
-	return p, fmt.Sprintf("pop %q/%q ns %v task %v group %s mode %d from %d batch %d parts %d wait %d cod %v lease %s", p.Queue, p.Partition,
-		p.MatchNamespace, p.MatchTask, p.Group, p.Mode, p.From-startTime, p.Batch, p.Partitions, p.WaitMicros, p.CommitOnDelivery, p.LeaseID[:])
+	return p, fmt.Sprintf("pop %q/%q ns %v task %v group %s mode %d from %d batch %d parts %d wait %d cod %v conflate %v lease %s", p.Queue, p.Partition,
+		p.MatchNamespace, p.MatchTask, p.Group, p.Mode, p.From-startTime, p.Batch, p.Partitions, p.WaitMicros, p.CommitOnDelivery, p.Conflate, p.LeaseID[:])
 }
 
 // die is a worker that takes what another one died of, once its lease is over.

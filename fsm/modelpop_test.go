@@ -18,7 +18,7 @@ func (m *model) arrive(c *Call, p *Pop) {
 		return
 	}
 	q := m.needQueue(c.Tenant, p.Queue)
-	g := m.group(q, p.Group, p.Mode, p.From)
+	g := m.contact(q, p)
 	g.waiters = append(g.waiters, &mWait{c, p, p.deadline})
 }
 
@@ -36,26 +36,30 @@ func (m *model) claims(g *mGroup, q *mQueue, p *Pop, claims []*Claim, budget int
 			m.fail("claim of %s/%s for group %s, where nothing is deliverable", q.name, part.name, g.name)
 			return 0
 		}
-		want = want[:min(len(want), m.oneAtATime(part, part.cursors[g.name], want[0], budget))]
+		from := want[0]
+		if g.newest {
+			want = want[len(want)-1:]
+		}
+		want = want[:min(len(want), m.oneAtATime(g, part, part.cursors[g.name], want[0], budget))]
 		if got := claimOffsets(cl); !slices.Equal(got, want) {
 			m.fail("claim of %s/%s for %s by %s at %d has offsets %v, want %v; appended at %v", q.name, part.name, g.name, p.LeaseID[:], m.now-startTime, got, want, part.times())
 		}
 		m.expect("count of a claim", cl.Count, len(want))
 		budget -= len(want)
-		m.claim(g, part, p, cl, want, seconds)
+		m.claim(g, part, p, cl, from, want, seconds)
 	}
 	return budget
 }
 
 // charge reads what the last lease of a cursor tells when it has expired with
 // something unsettled. It is asked when the cursor can be claimed.
-func (m *model) charge(p *mPart, c *mCursor, first uint64) {
+func (m *model) charge(g *mGroup, c *mCursor, first uint64) {
 	if c.alone != first {
 		c.alone, c.died = first, 0
 	}
 	if l := c.lease; l != nil && first <= l.to {
 		c.single = max(c.single, l.to+1)
-		if l.from == l.to {
+		if l.from == l.to || g.newest {
 			c.died++
 		}
 	}
@@ -66,7 +70,7 @@ func (m *model) charge(p *mPart, c *mCursor, first uint64) {
 }
 
 // oneAtATime is how many messages a claim of a partition may have.
-func (m *model) oneAtATime(p *mPart, c *mCursor, first uint64, budget int) int {
+func (m *model) oneAtATime(g *mGroup, p *mPart, c *mCursor, first uint64, budget int) int {
 	if c == nil {
 		return budget
 	}
@@ -75,7 +79,7 @@ func (m *model) oneAtATime(p *mPart, c *mCursor, first uint64, budget int) int {
 		c.single, c.died = 0, 0
 		return budget
 	}
-	m.charge(p, c, first)
+	m.charge(g, c, first)
 	if c.died >= limit {
 		m.fail("a claim of %s/%s has offset %d, whose lease of it alone expired %d times", p.q.name, p.name, first, c.died)
 	}
@@ -96,11 +100,14 @@ func (m *model) putAside(q *mQueue, g *mGroup, p *Pop) {
 		}
 		c, opts := part.cursors[g.name], &q.opts
 		ready := m.deliverable(g, part)
+		if g.newest && len(ready) > 0 {
+			ready = ready[len(ready)-1:]
+		}
 		if len(ready) == 0 || ready[0] != bad.Offset {
 			m.fail("offset %d of %s/%s is put aside, deliverable are %v", bad.Offset, q.name, part.name, ready)
 			return
 		}
-		m.charge(part, c, bad.Offset)
+		m.charge(g, c, bad.Offset)
 		if opts.MaxDeliveries == 0 || c.died < opts.MaxDeliveries {
 			m.fail("offset %d of %s/%s is put aside after %d of %d deliveries", bad.Offset, q.name, part.name, c.died, opts.MaxDeliveries)
 		}
@@ -134,14 +141,15 @@ func claimOffsets(cl *Claim) (out []uint64) {
 	return out
 }
 
-func (m *model) claim(g *mGroup, part *mPart, p *Pop, cl *Claim, offsets []uint64, seconds int64) {
+// claim takes a claim over that covers from up to the last of the offsets.
+func (m *model) claim(g *mGroup, part *mPart, p *Pop, cl *Claim, from uint64, offsets []uint64, seconds int64) {
 	c := part.cursors[g.name]
 	if c == nil {
 		floor, _ := g.starts(part)
 		c = newMCursor(floor)
 		part.cursors[g.name] = c
 	}
-	from, to := offsets[0], offsets[len(offsets)-1]
+	to := offsets[len(offsets)-1]
 	if p.CommitOnDelivery {
 		m.expect("attempt of a claim without a lease", cl.Attempt, 1)
 		m.expect("lease end of a claim without a lease", cl.Expires, int64(0))
@@ -206,6 +214,11 @@ func (m *model) serveGroup(q *mQueue, g *mGroup, state func(*Call) popState) {
 	for _, w := range g.waiters {
 		p := w.pop
 		s := state(w.call)
+		m.expect("a pop conflates", p.Conflates, g.newest)
+		m.expect("a pop is in conflict", p.Conflict, p.Conflate && !g.newest)
+		if p.DefaultPartitions && g.newest {
+			m.expect("partitions of a pop that conflates", p.Partitions, min(max(p.Batch, 1), 64))
+		}
 		m.putAside(q, g, p)
 		switch {
 		case s == popPrepares:
@@ -258,11 +271,13 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 	}
 	budget := p.Batch
 	left := p.Claims
+	conflates, conflict := false, false
 	for _, q := range m.sorted(c.Tenant) {
 		if p.MatchNamespace && q.opts.Namespace != p.Namespace || p.MatchTask && q.opts.Task != p.Task {
 			continue
 		}
-		g := m.group(q, p.Group, p.Mode, p.From)
+		g := m.contact(q, p)
+		conflates, conflict = conflates || g.newest, conflict || p.Conflate && !g.newest
 		m.putAside(q, g, p)
 		if prepares {
 			continue
@@ -285,6 +300,8 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 	if len(left) > 0 {
 		m.fail("claims of queues that do not match: %s", left[0].Queue)
 	}
+	m.expect("a pop by labels conflates", p.Conflates, conflates)
+	m.expect("a pop by labels is in conflict", p.Conflict, conflict)
 }
 
 // nextEvent is when something is due by time alone: a waiting pop's deadline or

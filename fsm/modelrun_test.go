@@ -466,6 +466,7 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 			return
 		}
 		m.expect("mode of a group", rg.mode, g.mode)
+		m.expect("a group conflates", rg.conflates, g.newest)
 		x.compareDepth(q, name)
 	}
 	for name, p := range q.parts {

@@ -19,7 +19,8 @@ type suspicion struct {
 
 // suspected is the suspicion of a cursor whose first unsettled message is
 // first, with what its last lease adds to it. It is asked when the cursor can
-// be claimed: a lease that is still there has expired.
+// be claimed: a lease that is still there has expired. Of a group that conflates
+// first is the newest message: that one was handed out, alone.
 func (c *cursor) suspected(first uint64) suspicion {
 	var s suspicion
 	if c.suspect != nil {
@@ -30,7 +31,7 @@ func (c *cursor) suspected(first uint64) suspicion {
 	}
 	if l := c.lease; l != nil && first <= l.end {
 		s.through = max(s.through, l.end+1)
-		if l.from == l.end {
+		if l.from == l.end || c.g.conflates {
 			s.count++
 		}
 	}

@@ -53,6 +53,7 @@ const maxLeaseSeconds = 10 * 365 * 86400
 
 func (m *Machine) planPop(c *Call, p *Pop) verdict {
 	p.Claims = nil
+	p.forgetGroups()
 	if c.Gone.Load() {
 		return instantly
 	}
@@ -93,6 +94,7 @@ func (m *Machine) heat(g *group) {
 // starts is decided here, once.
 func (m *Machine) ensureGroup(q *queue, p *Pop) (*group, bool) {
 	if g := q.byGroup[p.Group]; g != nil {
+		p.meets(g)
 		return g, false
 	}
 	mode := p.Mode
@@ -102,13 +104,15 @@ func (m *Machine) ensureGroup(q *queue, p *Pop) (*group, bool) {
 	if p.Group == QueueMode {
 		mode = SubscribeAll
 	}
-	return m.newGroup(q, p.Group, mode, p.From), true
+	g := m.newGroup(q, p.Group, mode, p.From, p.Conflate && p.Group != QueueMode)
+	p.meets(g)
+	return g, true
 }
 
-func (m *Machine) newGroup(q *queue, name string, mode SubscriptionMode, from int64) *group {
+func (m *Machine) newGroup(q *queue, name string, mode SubscriptionMode, from int64, conflates bool) *group {
 	g := &group{
 		id: m.s.meta.group, q: q, name: name, mode: mode, created: m.now,
-		startPartition: m.s.meta.partition, exists: true,
+		startPartition: m.s.meta.partition, conflates: conflates, exists: true,
 	}
 	if mode == SubscribeFrom {
 		g.from = from
@@ -322,8 +326,12 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 	if unknown {
 		return true
 	}
+	target := first
 	for aside := asideDone; aside == asideDone && first < limit; first = c.firstUnsettled() {
-		switch aside = m.setAside(call, p, c, first); aside {
+		if target, unknown = m.target(call, c, first, limit); unknown {
+			return true
+		}
+		switch aside = m.setAside(call, p, c, target); aside {
 		case asideLookup:
 			return true
 		case asideHeld:
@@ -331,9 +339,14 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 		}
 	}
 	if first < limit {
-		budget = m.isolate(c, first, budget)
+		budget = m.isolate(c, target, budget)
 	}
-	cl := c.batch(first, limit, budget)
+	var cl *Claim
+	if c.g.conflates {
+		cl = c.newestOf(first, limit, target)
+	} else {
+		cl = c.batch(first, limit, budget)
+	}
 	if cl == nil {
 		m.refresh(c)
 		return false
@@ -369,7 +382,7 @@ func (c *cursor) batch(first, limit uint64, budget int) *Claim {
 		return nil
 	}
 	cl := &Claim{
-		Queue: c.p.q.name, Partition: c.p.name, QueueID: c.p.q.id, PartitionID: c.p.id, From: first,
+		Queue: c.p.q.name, Partition: c.p.name, QueueID: c.p.q.id, PartitionID: c.p.id, From: first, span: first,
 	}
 	if c.sets == nil {
 		cl.Count = int(min(limit-first, uint64(budget)))

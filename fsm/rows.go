@@ -8,7 +8,7 @@ import (
 	"queen/index"
 )
 
-// # Format of rows (version 1; cursors: 1 and 2)
+// # Format of rows (version 1; cursors and groups: 1 and 2)
 //
 // A row has a key and a value. Keys start with a kind and, where the row
 // belongs to a queue, the queue's id; numbers in keys are big endian, so that
@@ -239,13 +239,39 @@ func (g *group) encode(dst []byte) []byte {
 	dst = append(dst, byte(g.mode))
 	dst = binary.AppendVarint(dst, g.from)
 	dst = binary.AppendVarint(dst, g.created)
-	return binary.AppendUvarint(dst, g.startPartition)
+	dst = binary.AppendUvarint(dst, g.startPartition)
+	if flags := g.flags(); flags != 0 {
+		dst = binary.AppendUvarint(dst, flags)
+	}
+	return dst
+}
+
+// Flags of a group's row, at its end. Version 1 of the row has none: a row
+// without a flag is as it was, and a build that knows version 1 only finds bytes
+// after a row with one, and refuses.
+const (
+	groupConflates = 1
+	groupFlags     = 1
+)
+
+func (g *group) flags() (flags uint64) {
+	if g.conflates {
+		flags |= groupConflates
+	}
+	return flags
 }
 
 func (g *group) decode(b []byte) error {
 	r := rowReader{b: b}
 	g.name, g.mode = r.string(), SubscriptionMode(r.byte())
 	g.from, g.created, g.startPartition = r.varint(), r.varint(), r.uvarint()
+	flags := uint64(0)
+	if r.err == nil && len(r.b) > 0 {
+		if flags = r.uvarint(); r.err == nil && (flags == 0 || flags&^groupFlags != 0) {
+			return fmt.Errorf("a group with flags %#x, this build reads %#x: it was written by a newer build, start that one", flags, groupFlags)
+		}
+	}
+	g.conflates = flags&groupConflates != 0
 	return r.end()
 }
 

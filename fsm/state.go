@@ -93,6 +93,7 @@ type group struct {
 	// startPartition is the partition counter when the group registered: a
 	// partition with a lower id existed then.
 	startPartition uint64
+	conflates      bool // gets only the newest message of a partition; decided with the start
 	exists         bool
 	dirty          bool
 
