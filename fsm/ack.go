@@ -63,6 +63,9 @@ func (m *Machine) newAckPlan(items []AckItem) *ackPlan {
 }
 
 func (m *Machine) planAck(c *Call, a *Ack) verdict {
+	if a.Next.planned() {
+		return m.planNext(c, a.Next)
+	}
 	p := m.newAckPlan(a.Items)
 	lookup := false
 	for i := range a.Items {
@@ -76,6 +79,9 @@ func (m *Machine) planAck(c *Call, a *Ack) verdict {
 	p.dropUnreadable()
 	for _, cur := range p.cursors {
 		m.settle(c, p, cur, false)
+	}
+	if a.Next != nil && a.committed() {
+		return m.planNext(c, a.Next)
 	}
 	return answered
 }
@@ -397,7 +403,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 		}
 		it := &p.items[i]
 		s := j.status
-		j.back = s == Retry || s == Failed && !spent
+		j.back = j.comesBack(spent)
 		if s != Completed {
 			nacked = true
 			if firstNack < 0 {
@@ -558,21 +564,31 @@ func (m *Machine) releaseAfter(p *ackPlan, c *cursor, nacked bool, released *rel
 	}
 }
 
+// comesBack reports whether the message is delivered again; spent: its cursor has
+// no retries left.
+func (j *judgement) comesBack(spent bool) bool {
+	return j.status == Retry || j.status == Failed && !spent
+}
+
+// mark says in an ack's result whether its message is dropped or filed, and
+// reports whether it is filed.
+func (p *ackPlan) mark(i int, c *cursor) (files bool) {
+	j, it := &p.judged[i], &p.items[i]
+	if j.status == Completed || j.back || it.Status != j.status {
+		return false
+	}
+	it.Dropped = it.Status == Failed && !c.p.q.opts.DeadLetters()
+	it.DLQ = !it.Dropped
+	return it.DLQ
+}
+
 // fileLetters files what is to be dead-lettered and marks what is dropped.
 func (m *Machine) fileLetters(call *Call, p *ackPlan, c *cursor, retries int32) {
 	var done map[uint64]bool
 	for i := range p.items {
 		j := &p.judged[i]
 		it := &p.items[i]
-		if !j.apply || j.c != c || j.status == Completed || j.back || it.Status != j.status {
-			continue
-		}
-		if it.Status == Failed && !c.p.q.opts.DeadLetters() {
-			it.Dropped = true
-			continue
-		}
-		it.DLQ = true
-		if done[j.offset] {
+		if !j.apply || j.c != c || !p.mark(i, c) || done[j.offset] {
 			continue
 		}
 		if done == nil {

@@ -202,6 +202,8 @@ func (m *Machine) putRow(key, value []byte, changed bool) error {
 		return m.loadKV(string(key[1:]), value, changed)
 	case rowTimer:
 		return m.loadTimer(string(key[1:]), value, changed)
+	case rowOutcome:
+		return m.loadOutcome(k.be64(), k.err, value, changed)
 	default:
 		return fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}
@@ -377,13 +379,16 @@ func compareID(a, b uint64) int {
 }
 
 // loadDeleteRange removes rows by key range. Ranges are only ever written for
-// one kind and one queue (sweeper) or one cursor's sets.
+// one kind and one queue (sweeper), one cursor's sets, or outcomes.
 func (m *Machine) loadDeleteRange(lo, hi []byte, changed bool) error {
 	if changed {
 		m.dirty.ranges.add([2]string{string(lo), string(hi)})
 	}
 	if len(lo) < 9 || bytes.Compare(lo, hi) >= 0 {
 		return fmt.Errorf("delete range %x to %x", lo, hi)
+	}
+	if lo[0] == rowOutcome {
+		return m.loadOutcomesGone(lo, hi)
 	}
 	q := m.s.loadQueue(binary.BigEndian.Uint64(lo[1:]))
 	in := func(key []byte) bool { return bytes.Compare(lo, key) <= 0 && bytes.Compare(key, hi) < 0 }

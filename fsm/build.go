@@ -44,6 +44,7 @@ func (m *Machine) build() {
 		heap.Push(&m.due, t)
 		return true
 	})
+	s.outcomes.build()
 	m.derived = true
 }
 

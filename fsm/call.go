@@ -28,6 +28,9 @@ type Call struct {
 	// planned all the same unless it is a pop.
 	Gone atomic.Bool
 
+	// Key makes the outcome of the call kept; nil: it is not.
+	Key *Keyed
+
 	needs []need
 	// internal calls are the machine's own: a failed look-up is planned too.
 	internal bool
@@ -64,10 +67,15 @@ type PushItem struct {
 	// Result.
 	Status PushStatus
 	Offset uint64
+	// StoredID is the id of the message that a keyed push is a duplicate of; zero
+	// when nothing of it is left.
+	StoredID [16]byte
 	// PartitionID and QueueID are set for queued and duplicate items. A
 	// duplicate that is not of this call (DupOf < 0) was stored by another: its
 	// message id is read from (QueueID, PartitionID, Offset).
 	QueueID, PartitionID uint64
+
+	storedAt int64 // when the original was appended
 }
 
 // PushStatus is the fate of one item.
@@ -139,6 +147,9 @@ type Pop struct {
 
 	parked   bool
 	deadline int64
+	// Of a claim that comes with the commit of a call (next.go).
+	certain  bool // its call has committed
+	hopeless bool // a look-up failed: it gets nothing
 }
 
 // Poisoned is a message that was handed out alone maxDeliveries times, and whose
@@ -238,6 +249,7 @@ type AckItem struct {
 // (partition, group) together.
 type Ack struct {
 	Items []AckItem
+	Next  *Pop // claimed with the commit; nil: nothing is
 }
 
 // Extend moves the expiry of every live lease with an id.
@@ -379,6 +391,9 @@ type Txn struct {
 	Positions []Position
 	KV        []KVOp
 	Timers    []TimerOp
+	Next      *Pop // claimed with the commit; nil: nothing is
+	// DryRun: the call is judged, its results are foretold, and nothing is done.
+	DryRun bool
 
 	// Result. Reason is empty when the call committed.
 	Reason string

@@ -134,6 +134,7 @@ type rowWalk struct {
 	letter string // last dead letter of queues[qi] that was visited
 	key    string
 	begun  bool
+	id     uint64 // next outcome
 }
 
 // walk calls fn for about max further rows and reports whether it is through.
@@ -171,11 +172,15 @@ func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 				w.key, w.begun = last, true
 			}
 			max -= n
+		case 3:
+			if !s.outcomes.walk(w, &max, fn) {
+				w.stage = 4
+			}
 		default:
 			return true
 		}
 	}
-	return w.stage > 2
+	return w.stage > 3
 }
 
 // walkQueues visits queues with their groups and letters, then their

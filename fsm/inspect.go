@@ -26,11 +26,13 @@ const (
 	RowLetter    RowKind = rowLetter
 	RowKV        RowKind = rowKV
 	RowTimer     RowKind = rowTimer
+	RowOutcome   RowKind = rowOutcome
 )
 
 var rowKindNames = map[RowKind]string{
 	RowMeta: "meta", RowQueue: "queue", RowPartition: "partition", RowGroup: "group", RowCursor: "cursor",
 	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer",
+	RowOutcome: "outcome",
 }
 
 func (k RowKind) String() string {
@@ -115,6 +117,8 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 		return r, r.decodeKV(key[1:], value)
 	case RowTimer:
 		return r, r.decodeTimer(string(key[1:]), value)
+	case RowOutcome:
+		r.add("id", k.be64())
 	default:
 		return r, fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}
@@ -198,6 +202,8 @@ func (r *RowInfo) decodeValue(value []byte) error {
 		ranges, err := index.DecodeRanges(value)
 		r.add("ranges", ranges)
 		return err
+	case RowOutcome:
+		return r.decodeOutcome(value)
 	case RowLetter:
 		var l deadLetter
 		err := l.decode(value)
@@ -234,6 +240,28 @@ func (r *RowInfo) decodeCursor(value []byte) error {
 		r.add("metadata", *c.metadata)
 	}
 	return err
+}
+
+func (r *RowInfo) decodeOutcome(value []byte) error {
+	var o outcome
+	if err := o.decode(value); err != nil {
+		return err
+	}
+	r.add("tenant", o.name[:tenantLength])
+	r.add("route", OutcomeRoute(o.name[tenantLength]).String())
+	r.add("key", o.name[tenantLength+1:])
+	r.add("request", hex.EncodeToString(o.hash[:]))
+	r.add("at", o.at)
+	r.add("status", uint64(o.status))
+	r.add("asksNext", o.asked)
+	r.add("answer", o.answer)
+	if n := o.next; n != nil {
+		r.add("nextQueue", n.Queue)
+		r.add("nextGroup", n.Group)
+		r.add("nextLeaseId", textOfID(n.LeaseID))
+		r.add("nextClaims", uint64(len(n.Claims)))
+	}
+	return nil
 }
 
 const tenantLength = 36

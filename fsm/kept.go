@@ -3,6 +3,7 @@ package fsm
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 )
 
 // Kept is what the rows of a finished checkpoint need of the queue logs: the retained messages and the values that rows
@@ -14,7 +15,10 @@ type Kept struct {
 	parts   map[uint64]keptPartition
 	letters map[string]uint64 // value by row key
 	timers  map[string]uint64
-	values  map[uint64]struct{} // made from both, once all is loaded
+	// By id: the lowest offsets that the kept answer's next batch has of partitions; nil: no batch.
+	outcomes map[uint64][]keptFrom
+	pins     map[uint64]uint64   // lowest of these by partition, made once all is loaded
+	values   map[uint64]struct{} // made from both, once all is loaded
 }
 
 type keptQueue struct {
@@ -33,7 +37,7 @@ func NewKept(cfg Config) *Kept {
 	cfg.defaults()
 	return &Kept{
 		least: cfg.TxnWindowMin, queues: map[uint64]*keptQueue{}, parts: map[uint64]keptPartition{},
-		letters: map[string]uint64{}, timers: map[string]uint64{},
+		letters: map[string]uint64{}, timers: map[string]uint64{}, outcomes: map[uint64][]keptFrom{},
 	}
 }
 
@@ -88,8 +92,34 @@ func (k *Kept) load(key, value []byte) error {
 	case rowTimer:
 		var row timer
 		return keepValue(k.timers, key, value, func(b []byte) error { return row.decode(string(key[1:]), b) }, &row.value)
+	case rowOutcome:
+		return k.loadOutcome(ids.be64(), value)
 	}
 	return ids.err
+}
+
+// keptFrom is a partition of which messages are needed from an offset on.
+type keptFrom struct{ partition, from uint64 }
+
+func (k *Kept) loadOutcome(id uint64, value []byte) error {
+	delete(k.outcomes, id)
+	if value == nil {
+		return nil
+	}
+	var row outcome
+	if err := row.decode(value); err != nil {
+		return err
+	}
+	var batch []keptFrom
+	if row.next != nil {
+		for _, c := range row.next.Claims {
+			batch = append(batch, keptFrom{c.PartitionID, c.From})
+		}
+	}
+	if row.answer == nil || batch != nil {
+		k.outcomes[id] = batch
+	}
+	return nil
 }
 
 // keepValue notes the value that a row names, if it names one.
@@ -107,9 +137,25 @@ func keepValue(in map[string]uint64, key, value []byte, decode func([]byte) erro
 	return nil
 }
 
-// LoadDeleteRange has nothing to do: ranges are removed of the sets of a cursor, and of queues that are deleted, of
-// which nothing is kept whatever rows there are.
-func (k *Kept) LoadDeleteRange(_, _ []byte) error { return nil }
+// LoadDeleteRange takes the removal of outcomes. For other rows it has nothing to do: ranges are removed of the sets of a
+// cursor, and of queues that are deleted, of which nothing is kept whatever rows there are.
+func (k *Kept) LoadDeleteRange(lo, hi []byte) error {
+	if len(lo) != 9 || lo[0] != rowOutcome {
+		return nil
+	}
+	first, end, err := outcomeRange(lo, hi)
+	if err != nil {
+		return err
+	}
+	if end-first > uint64(len(k.outcomes)) {
+		maps.DeleteFunc(k.outcomes, func(id uint64, _ []keptFrom) bool { return first <= id && id < end })
+		return nil
+	}
+	for id := first; id < end; id++ {
+		delete(k.outcomes, id)
+	}
+	return nil
+}
 
 // Queue reports whether a queue exists.
 func (k *Kept) Queue(id uint64) bool {
@@ -124,7 +170,25 @@ func (k *Kept) Partition(id uint64) (start uint64, outlives int64, exists bool) 
 	if !ok || p.q.deleted {
 		return 0, 0, false
 	}
+	if k.pins == nil {
+		k.makePins()
+	}
+	if from, ok := k.pins[id]; ok {
+		return min(p.start, from), p.q.outlives, true
+	}
 	return p.start, p.q.outlives, true
+}
+
+// makePins finds what kept answers repeat of partitions: it outlives retention for as long as the outcome.
+func (k *Kept) makePins() {
+	k.pins = map[uint64]uint64{}
+	for _, batch := range k.outcomes { // the order reaches nothing
+		for _, b := range batch {
+			if from, ok := k.pins[b.partition]; !ok || b.from < from {
+				k.pins[b.partition] = b.from
+			}
+		}
+	}
 }
 
 // Trimmed reports whether messages are gone of one of the queues for which owns is true.
@@ -149,6 +213,9 @@ func (k *Kept) Value(id uint64) bool {
 		for _, v := range k.timers {
 			k.values[v] = struct{}{}
 		}
+	}
+	if _, ok := k.outcomes[id]; ok {
+		return true
 	}
 	_, ok := k.values[id]
 	return ok

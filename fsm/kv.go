@@ -216,13 +216,7 @@ func (m *Machine) emitKV(ops []KVOp) {
 			m.deleteKV(row)
 			continue
 		}
-		expires := int64(0)
-		if op.TTL > 0 {
-			expires = lifetime(m.now, op.TTL)
-		}
-		if op.Kind == KVIncr && row.live(m.now) {
-			expires = row.expires // the lifetime is that of the counter's creation
-		}
+		expires := m.expiryOf(op)
 		if row == nil {
 			row = &kvRow{key: op.key, heapIdx: -1}
 			m.s.kv.Set(op.key, row)
@@ -234,6 +228,17 @@ func (m *Machine) emitKV(ops []KVOp) {
 		m.put(row)
 		op.Result.Version = row.version
 	}
+}
+
+// expiryOf is when the row ends that an operation writes.
+func (m *Machine) expiryOf(op *KVOp) int64 {
+	switch {
+	case op.Kind == KVIncr && op.row.live(m.now):
+		return op.row.expires // the lifetime is that of the counter's creation
+	case op.TTL > 0:
+		return lifetime(m.now, op.TTL)
+	}
+	return 0
 }
 
 // lifetime is the end of a lifetime of ttl seconds, kept within the range of

@@ -29,6 +29,7 @@ const (
 	needTimes                       // append times from an offset on
 	needValue
 	needRetire // first offset at or after a time, and when it was appended
+	needID     // the id of the message with a transactionId at an offset
 )
 
 // need is one look-up of a call, and its result once done.
@@ -50,6 +51,7 @@ type need struct {
 	at    uint64 // needTime, needRetire
 	hits  []hit
 	data  []byte
+	id    [16]byte // needID
 	found bool
 	err   error // internal calls only
 	runs  []appendRun
@@ -118,6 +120,10 @@ func (c *Call) Resolve(l Lookups, times AppendTimes) error {
 			continue
 		}
 		if n.err = n.resolve(l, times); n.err != nil && !c.internal && !n.lenient {
+			if p := nextOf(c); p.planned() {
+				p.hopeless = true // the call was carried out, whatever its claim gets
+				return nil
+			}
 			err := n.err
 			n.err = nil
 			return fmt.Errorf("look-up for partition %d: %w", n.partition, err)
@@ -154,6 +160,8 @@ func (n *need) resolve(l Lookups, times AppendTimes) (err error) {
 		return times(n.queue, n.partition, n.at, 1, func(first uint64, count uint32, t int64) {
 			n.runs = append(n.runs, appendRun{first, count, t})
 		})
+	case needID:
+		return n.resolveID(l)
 	case needValue:
 		n.data, err = l.Value(n.value, n.queue)
 		return err

@@ -32,6 +32,8 @@ type Config struct {
 	TraceRetention        int64            // microseconds that traces are kept; 7 days
 	PartitionCleanup      int64            // microseconds without a write after which an empty partition goes; below 0: never; 30 days
 	CleanupEvery          int64            // microseconds between two looks for such partitions; 1 h
+	OutcomeWindow         int64            // microseconds for which the outcome of a keyed call is kept; 600 s
+	OutcomeBytes          int64            // memory for outcomes; 256 MiB
 }
 
 func (c *Config) defaults() {
@@ -70,6 +72,8 @@ func (c *Config) defaults() {
 		c.PartitionCleanup = 30 * 86400 * 1_000_000
 	}
 	set64(&c.CleanupEvery, 3600_000_000)
+	set64(&c.OutcomeWindow, 600_000_000)
+	set64(&c.OutcomeBytes, 256<<20)
 }
 
 // Machine plans calls on the state and applies entries to it. All methods
@@ -114,6 +118,9 @@ type Machine struct {
 	ret       retention
 	removed   Removed
 
+	fresh        []*outcome // those whose rows the cycle owes
+	nextOutcomes int64      // sweep of outcomes
+
 	// Rows that changed since the last checkpoint.
 	dirty   dirtyRows
 	capture capture
@@ -122,8 +129,10 @@ type Machine struct {
 // New makes a machine with an empty state.
 func New(cfg Config) *Machine {
 	cfg.defaults()
+	s := newState()
+	s.outcomes.window = cfg.OutcomeWindow
 	return &Machine{
-		cfg: cfg, s: newState(), dedup: index.NewDedupMemory(cfg.DedupBytes),
+		cfg: cfg, s: s, dedup: index.NewDedupMemory(cfg.DedupBytes),
 		orphans: map[string][]*waiter{}, derived: true,
 	}
 }
@@ -154,10 +163,10 @@ func (m *Machine) Follow() {
 	m.leading = false
 	m.derived = false // what leads next begins anew: timers that were about to fire are due again
 	for _, w := range m.takeParked() {
-		w.call.Done(ErrNotLeader)
+		w.call.giveUp(ErrNotLeader)
 	}
 	for _, c := range m.backlog {
-		c.Done(ErrNotLeader)
+		c.giveUp(ErrNotLeader)
 	}
 	m.backlog = nil
 }
@@ -203,10 +212,11 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 			m.backlog = append(m.backlog, calls[i:]...)
 			break
 		}
-		m.route(c, m.plan(c))
+		m.route(c, m.planCall(c))
 	}
 	m.fireTimers()
 	m.sweepKeys()
+	m.sweepOutcomes()
 	m.sweepDead()
 	m.retain()
 	m.review()
@@ -238,6 +248,21 @@ func (m *Machine) route(c *Call, v verdict) {
 	case unfinished:
 		m.backlog = append(m.backlog, c)
 	}
+}
+
+// planCall plans a call, and keeps its outcome when it came with a key.
+func (m *Machine) planCall(c *Call) verdict {
+	if c.Key == nil {
+		return m.plan(c)
+	}
+	if v, decided := m.planKeyed(c); decided {
+		return v
+	}
+	v := m.plan(c)
+	if b, ok := c.Body.(committer); ok && !c.Key.Kept && (v == answered || v == parked) && b.committed() {
+		m.keepOutcome(c, v == parked)
+	}
+	return v
 }
 
 func (m *Machine) plan(c *Call) verdict {
@@ -282,7 +307,7 @@ func (m *Machine) plan(c *Call) verdict {
 	case *ReleaseParked:
 		m.released = true
 		for _, w := range m.takeParked() {
-			m.instant = append(m.instant, w.call)
+			m.answerEmpty(w)
 		}
 		return instantly
 	default:
@@ -296,6 +321,7 @@ type ReleaseParked struct{}
 
 func (m *Machine) finish() Plan {
 	m.checkCounts()
+	m.putOutcomes()
 	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0, SealThrough: m.dedup.WantSealed()}
 	if m.s.meta != m.metaWas {
 		m.putRaw([]byte{rowMeta}, m.s.encodeMeta(m.scratch[:0]))
@@ -338,6 +364,9 @@ func (m *Machine) nextWake() int64 {
 	}
 	if len(m.expiries) > 0 {
 		at(max(m.expiries[0].expires, m.nextSweep))
+	}
+	if wake := m.outcomesWake(); wake != 0 {
+		at(wake)
 	}
 	if len(m.s.dead) > 0 {
 		at(m.now + 1)

@@ -16,7 +16,7 @@ type waiter struct {
 	g       *group
 	heapIdx int
 	gone    bool // served, or answered empty
-	effects bool // its group was registered in this cycle
+	effects bool // its group was registered in this cycle, or it comes with a call's effects
 }
 
 // waiters is the waiting list of a group, in arrival order.
@@ -67,7 +67,7 @@ func (m *Machine) planPop(c *Call, p *Pop) verdict {
 	q := m.pushQueue(c.Tenant, p.Queue)
 	g, registered := m.ensureGroup(q, p)
 	m.takeStarts(c, g)
-	w := &waiter{call: c, pop: p, g: g, heapIdx: -1, effects: registered}
+	w := &waiter{call: c, pop: p, g: g, heapIdx: -1, effects: registered || c.Body != any(p)}
 	g.waiters.add(w)
 	heap.Push(&m.deadlines, w)
 	m.parkedN++
@@ -162,6 +162,12 @@ const youngGroup = 60_000_000
 // group has begun, also one that did not register it.
 func (m *Machine) dismiss(w *waiter) {
 	m.leave(w)
+	m.answerEmpty(w)
+}
+
+// answerEmpty answers a pop that has left the waiting list.
+func (m *Machine) answerEmpty(w *waiter) {
+	m.decidedNext(w.call)
 	if w.effects || m.now-w.g.created < youngGroup {
 		m.done = append(m.done, w.call)
 	} else {
@@ -253,6 +259,7 @@ func (m *Machine) serveWaiter(w *waiter) {
 	switch {
 	case len(p.Claims) > 0:
 		m.leave(w)
+		m.decidedNext(w.call)
 		m.done = append(m.done, w.call)
 	case lookup:
 		m.leave(w)

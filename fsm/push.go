@@ -75,7 +75,7 @@ func (p *Push) firstOf(it *PushItem, g *PushGroup, seen map[uint64][]int) int {
 // planPush stores each group by itself: a duplicate or an append that is too
 // large stops nothing else.
 func (m *Machine) planPush(c *Call, p *Push) verdict {
-	if m.judgePush(c, p) {
+	if m.judgePush(c, p) || c.Key != nil && m.needOriginals(c, p) {
 		return again
 	}
 	for i := range p.Groups {
@@ -143,7 +143,7 @@ func (m *Machine) findDuplicate(c *Call, p *partition, it *PushItem, window int6
 	hash := entry.MixHash(p.id, it.TxnHash)
 	after := m.now - window
 	m.dedup.Lookup(p.id, hash, it.Txn, func(o uint64, t int64) bool {
-		hit, offset = t > after, o
+		hit, offset, it.storedAt = t > after, o, t
 		return false // newest first: an older one decides nothing more
 	})
 	if hit {
@@ -159,6 +159,7 @@ func (m *Machine) findDuplicate(c *Call, p *partition, it *PushItem, window int6
 	}
 	for _, h := range n.hits {
 		if h.time > after {
+			it.storedAt = h.time
 			return true, h.offset, false
 		}
 	}

@@ -24,6 +24,7 @@ import (
 //	7     queue, dead letter id                            dead letter
 //	8     tenant (36), namespace, NUL, key                 key/value row
 //	9     tenant (36), u16 length, queue name, timer key   timer
+//	11    value id                                         outcome of a keyed call
 //
 // Values are sequences of varints, length-prefixed strings and fixed bytes, in
 // the order of the put functions below. Equal objects have equal bytes (F16).
@@ -37,6 +38,7 @@ const (
 	rowLetter    = 7
 	rowKV        = 8
 	rowTimer     = 9
+	rowOutcome   = 11
 )
 
 const stateVersion = 1

@@ -35,6 +35,8 @@ type State struct {
 	// letterOrder holds the same by tenant and id, which is by time.
 	letterOrder btree.Map[string, *deadLetter]
 
+	outcomes outcomes
+
 	dead []*queue // deleted, waiting for the sweeper
 }
 
@@ -232,6 +234,7 @@ func newState() *State {
 		partitions: map[uint64]*partition{},
 		groups:     map[uint64]*group{},
 		letters:    map[[16]byte]*deadLetter{},
+		outcomes:   outcomes{byName: map[string]*outcome{}},
 	}
 }
 

@@ -16,6 +16,9 @@ const (
 // positions, KV, timers, the whole) and only then emits: a refusal needs no
 // undo. Everything it emits is in this cycle's entry.
 func (m *Machine) planTxn(c *Call, t *Txn) verdict {
+	if t.Next.planned() {
+		return m.planNext(c, t.Next)
+	}
 	t.Reason, t.Error, t.KVFailed = "", "", -1
 	acks := m.newAckPlan(t.Acks)
 	lookup := false
@@ -57,8 +60,12 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 	if m.refuseSize(t, acks.contents) {
 		return answered
 	}
+	if t.DryRun {
+		m.foretell(c, t, acks)
+		return answered
+	}
 	m.emitTxn(c, t, acks)
-	return answered
+	return m.planNext(c, t.Next)
 }
 
 func (t *Txn) refuse(reason, text string) { t.Reason, t.Error = reason, text }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 
 	"queen/fsm"
@@ -163,7 +164,7 @@ func (t *tool) showRows(s *recovery.Snapshot, c *checkpoint, kinds map[string]bo
 		return err
 	}
 	t.out.textf("%s: %s", t.short(c.file), footerText(&c.footer))
-	for k := fsm.RowMeta; k <= fsm.RowTimer; k++ {
+	for k := range fsm.RowKind(math.MaxUint8) {
 		if n := counts[k.String()]; n > 0 {
 			t.out.textf("  %d %s", n, k)
 		}
