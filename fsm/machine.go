@@ -216,11 +216,11 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	}
 	m.fireTimers()
 	m.sweepKeys()
-	m.sweepOutcomes()
 	m.sweepDead()
 	m.retain()
 	m.review()
 	m.serve()
+	m.sweepOutcomes()
 	return m.finish()
 }
 

@@ -26,6 +26,9 @@ type model struct {
 	highest   map[string]int64 // highest version of a key, also of deleted ones
 	aside     map[*Pop]int     // messages that a pop put aside, and the model too
 	problem   string           // the first difference that was found
+	outcomes  map[string]*mOutcome
+	outcomeN  int
+	value     func(id uint64) []byte // of a value record
 }
 
 type mQueue struct {
@@ -131,7 +134,7 @@ func newModel(cfg Config) *model {
 	return &model{
 		cfg: cfg, queues: map[string]*mQueue{}, kv: map[string]*mKV{}, timers: map[string]*mTimer{},
 		letters: map[[16]byte]*mLetter{}, orphans: map[string][]*mWait{}, usedParts: map[uint64]bool{},
-		versions: map[int64]bool{}, highest: map[string]int64{}, aside: map[*Pop]int{},
+		versions: map[int64]bool{}, highest: map[string]int64{}, aside: map[*Pop]int{}, outcomes: map[string]*mOutcome{},
 	}
 }
 

@@ -15,6 +15,14 @@ func (x *modelRun) next() *Call {
 		c.Tenant = otherTenant
 		text += " (other tenant)"
 	}
+	if b, ok := body.(*Ack); ok && x.oneIn(4) {
+		var next string
+		b.Next, next = x.nextPop()
+		text += next
+	}
+	if _, ok := body.(committer); ok && x.oneIn(4) {
+		text += x.withKey(c)
+	}
 	x.tracef("%d: %s", x.r.now-startTime, text)
 	return c
 }
@@ -268,6 +276,11 @@ func (x *modelRun) txn() (any, string) {
 		t.Timers = x.timerList()
 		text += timerOpsText(t.Timers)
 	}
+	if x.oneIn(4) {
+		var next string
+		t.Next, next = x.nextPop()
+		text += next
+	}
 	return t, text
 }
 
@@ -401,7 +414,7 @@ func (x *modelRun) configure() (any, string) {
 func (x *modelRun) handBack() (any, string) {
 	for len(x.pops) > 0 {
 		i := x.pick(len(x.pops))
-		p := x.pops[i].Body.(*Pop)
+		p := claimOf(x.pops[i])
 		x.pops = slices.Delete(x.pops, i, i+1)
 		if len(p.Claims) > 0 && !p.CommitOnDelivery {
 			return &HandBack{LeaseID: p.LeaseID, Claims: p.Claims}, fmt.Sprintf("handback %s", p.LeaseID[:])
@@ -415,8 +428,16 @@ func (x *modelRun) leave() {
 	if n := len(x.r.m.deadlines); n > 0 {
 		c := x.r.m.deadlines[x.pick(n)].call
 		c.Gone.Store(true)
-		x.tracef("gone: %s", c.Body.(*Pop).LeaseID[:])
+		x.tracef("gone: %s", claimOf(c).LeaseID[:])
 	}
+}
+
+// claimOf is the pop of a call: itself, or what it claims with its commit.
+func claimOf(c *Call) *Pop {
+	if p, ok := c.Body.(*Pop); ok {
+		return p
+	}
+	return nextOf(c)
 }
 
 func (x *modelRun) replay() (any, string) {

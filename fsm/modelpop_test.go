@@ -196,6 +196,9 @@ func (m *model) serve(state func(*Call) popState) {
 		m.orphans[name] = slices.DeleteFunc(list, func(w *mWait) bool {
 			s := state(w.call)
 			m.expect("pop without a queue waits", s == popWaits, w.deadline > m.now)
+			if s != popWaits {
+				m.decidedNext(w.call)
+			}
 			return s != popWaits
 		})
 	}
@@ -226,9 +229,11 @@ func (m *model) serveGroup(q *mQueue, g *mGroup, state func(*Call) popState) {
 				m.fail("pop of %s for %s wants look-ups", q.name, g.name)
 			}
 		case s == popAnswered && len(p.Claims) > 0:
+			m.decidedNext(w.call)
 			m.expect("a pop whose caller left gets messages", w.call.Gone.Load(), false)
 			m.served(q, g, p)
 		case s == popAnswered:
+			m.decidedNext(w.call)
 			if !w.call.Gone.Load() {
 				m.expect("an empty answer is due", w.deadline <= m.now, true)
 				m.nothingLeft(g, q, p, "was answered empty")

@@ -27,6 +27,9 @@ type modelRun struct {
 	leaseN int
 	steps  int
 
+	answerN int            // of keyed calls
+	carried map[*Call]bool // calls with a next batch whose effects the model has
+
 	// planted is called around each planning cycle; it breaks the machine (plants_test.go).
 	planted plant
 }
@@ -54,10 +57,15 @@ func newModelRun(t fataler, pick func(n int) int) *modelRun {
 	// A pass of retention every now and then, in slices of a few partitions.
 	cfg.RetentionEvery, cfg.RetentionBatch, cfg.RetentionScan = choose(&modelRun{pick: pick}, int64(1_000_000), 20_000_000), 1+pick(6), 1_000_000
 	cfg.TxnWindowMin, cfg.CleanupEvery = 1_000_000, 1_000_000
+	cfg.OutcomeWindow = int64(1_000_000) << (3 * pick(4))
+	if pick(3) == 0 {
+		cfg.OutcomeBytes = 3 * outcomeBytes
+	}
 	if cfg.PartitionCleanup = -1; pick(2) == 0 {
 		cfg.PartitionCleanup = 3_000_000
 	}
-	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}}
+	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}, carried: map[*Call]bool{}}
+	x.m.value = func(id uint64) []byte { return x.r.store.values[id].Data }
 	x.r.applies = 1 + pick(2)
 	x.r.batches = pick(3) > 0
 	return x
@@ -166,6 +174,9 @@ func (x *modelRun) restart() {
 		}
 	}
 	x.m.orphans = map[string][]*mWait{}
+	for _, o := range x.m.outcomes {
+		o.waiting, o.repeats = nil, nil
+	}
 	for _, t := range x.m.timers {
 		t.flying = false
 	}
@@ -205,7 +216,7 @@ func (x *modelRun) cycle(calls []*Call) {
 	all := append(slices.Clone(r.m.backlog), calls...)
 	for _, c := range all {
 		if c.Gone.Load() {
-			c.Body.(*Pop).Claims = nil
+			claimOf(c).Claims = nil
 		}
 	}
 	if x.planted != nil {
@@ -220,7 +231,7 @@ func (x *modelRun) cycle(calls []*Call) {
 	x.judge(planned, p.Prepare)
 	x.learn()
 	for _, c := range planned {
-		if _, ok := c.Body.(*Pop); ok {
+		if claimOf(c) != nil {
 			x.pops = append(x.pops, c)
 		}
 	}
@@ -249,8 +260,10 @@ func (x *modelRun) judge(planned, prepare []*Call) {
 			x.m.discover(c, p, later[c])
 		case isPop:
 			x.m.arrive(c, p)
-		case !later[c]:
-			x.apply(c)
+		case x.carried[c]:
+			x.arriveNext(c)
+		case !later[c] || nextOf(c).planned():
+			x.applyKeyed(c)
 		}
 		delete(later, c)
 		x.check()
@@ -290,6 +303,34 @@ func (x *modelRun) fireDue(later map[*Call]bool) {
 		return
 	}
 	x.m.fire(due)
+}
+
+// applyKeyed is apply for a call that may have a key, and a next batch.
+func (x *modelRun) applyKeyed(c *Call) {
+	if c.Key != nil && x.m.keyed(c) {
+		return
+	}
+	x.apply(c)
+	committed := committedHere(c)
+	if c.Key != nil {
+		x.m.keep(c, committed)
+	}
+	if p := nextOf(c); p != nil {
+		x.m.expect("a batch is claimed", p.planned(), committed)
+		if committed {
+			x.carried[c] = true
+			x.arriveNext(c)
+		}
+	}
+}
+
+// arriveNext is the claim of a call that was carried out.
+func (x *modelRun) arriveNext(c *Call) {
+	p := nextOf(c)
+	x.m.arrive(c, p)
+	if c.Gone.Load() {
+		x.m.decidedNext(c)
+	}
 }
 
 func (x *modelRun) apply(c *Call) {
@@ -351,6 +392,7 @@ func (x *modelRun) learn() {
 		}
 	}
 	x.learnLetters()
+	x.compareOutcomes()
 }
 
 // learnLetters matches new dead letters with those that the model expects.

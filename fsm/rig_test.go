@@ -98,7 +98,7 @@ func (r *rig) call(body any) *Call {
 			r.t.Fatalf("%T was answered with %v", body, err)
 		}
 		r.answers++
-		if p, ok := body.(*Pop); ok {
+		if p := claimOf(c); p != nil {
 			r.received(p)
 		}
 		c.Done = func(error) { r.t.Fatalf("%T was answered twice", body) }
