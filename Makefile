@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-cluster crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -64,6 +64,11 @@ SEEDS ?= 1000
 sim:
 	$(GO) build -o bin/sim ./fuzz/sim
 	bin/sim -seeds $(SEEDS) -seed $(or $(SEED),1)
+
+# sim-cluster does the same for clusters of three and five nodes, with a network.
+sim-cluster:
+	$(GO) build -o bin/sim-cluster ./fuzz/cluster
+	bin/sim-cluster -seeds $(SEEDS) -seed $(or $(SEED),1) -nodes 0
 
 crash-bugs:
 	@GO="$(GO)" ./tools/crash-bugs.sh

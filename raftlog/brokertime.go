@@ -22,12 +22,11 @@ type brokerTime struct {
 	mono    int64
 }
 
-// start sets the clock when this node begins to lead without a note of the
-// last leader's time: the wall clock, or just above the newest entry.
-func (b *brokerTime) start(t Times, newestEntry int64) {
+// start sets the clock, when this node begins to lead, to micros.
+func (b *brokerTime) start(t Times, micros int64) {
 	b.started = true
 	b.mono = t.Mono
-	b.nanos = max(t.Wall, newestEntry+1) * 1000
+	b.nanos = micros * 1000
 }
 
 // at is the broker time in microseconds; it never goes back.
@@ -40,4 +39,49 @@ func (b *brokerTime) at(t Times) int64 {
 		b.nanos += min(max(t.Wall*1000-b.nanos, -limit), limit)
 	}
 	return b.nanos / 1000
+}
+
+// timeNote is what this node has heard of the leader's clock: it had reached
+// micros when this node's monotonic clock showed mono. Every node passes on what
+// it knows with all that it sends, so a candidate hears of it with the votes (F14).
+type timeNote struct {
+	micros int64 // 0: nothing was heard
+	mono   int64
+}
+
+// bound is a time that the leader's clock has reached by now: it runs at 99% of
+// the monotonic clock's rate at least.
+func (n *timeNote) bound(mono int64) int64 {
+	if n.micros == 0 {
+		return 0
+	}
+	passed := max(mono-n.mono, 0) / 1000
+	return n.micros + passed - passed/slewDivisor
+}
+
+// take notes a time that some node knew to be reached. A message that was long
+// under way says less than what is known already.
+func (n *timeNote) take(micros, mono int64) {
+	if micros != 0 && micros >= n.bound(mono) {
+		n.micros, n.mono = micros, mono
+	}
+}
+
+// timeBound is a time that the broker's clock has reached; 0: nothing is known.
+func (c *core) timeBound() int64 {
+	if c.clock.started {
+		return c.clock.at(c.now)
+	}
+	return c.note.bound(c.now.Mono)
+}
+
+// takeoverTime is where a new leader's clock begins: where the last one's was,
+// as far as anybody has told, or, when nobody has, the wall clock; in any case
+// above the newest entry.
+func (c *core) takeoverTime() int64 {
+	at := c.note.bound(c.now.Mono)
+	if at == 0 {
+		at = c.now.Wall
+	}
+	return max(at, c.lastTime+1)
 }

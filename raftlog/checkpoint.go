@@ -31,6 +31,7 @@ type checkpoint struct {
 	out     int64 // bytes of the rows
 	backlog int   // bytes handed to the rows writer and not yet written
 	next    Footer
+	keep    uint64 // first index of the log once it is durable
 }
 
 type ckptPhase int
@@ -71,7 +72,7 @@ const (
 // the next one can follow at once.
 func (c *core) checkpointStep(busy bool) (again bool) {
 	k := &c.ckpt
-	if c.dead != nil {
+	if c.dead != nil || c.reread != nil {
 		return false
 	}
 	if k.phase == ckptIdle && c.checkpointDue() {
@@ -94,6 +95,10 @@ func (c *core) checkpointStep(busy bool) (again bool) {
 			return false // a replay after this footer must find the membership saved
 		}
 		k.phase = ckptFinishing
+		k.keep = c.keepFrom(k.next.From)
+		if c.ports.keep != nil {
+			c.ports.keep(KeptLog{First: k.keep, From: k.next.From, Runs: c.log.runsFrom(k.keep, k.next.From)})
+		}
 		c.ports.rows.finish(k.next)
 	}
 	return false
@@ -159,7 +164,7 @@ func (c *core) checkpointDone(f Footer) {
 	}
 	k.phase, k.from = ckptIdle, f.From
 	c.m.EndCapture(true)
-	c.log.compact(f.From)
+	c.log.compact(k.keep - 1)
 	took := time.Duration(c.now.Mono - k.begun)
 	if c.cfg.Observer.Checkpoint != nil {
 		c.cfg.Observer.Checkpoint(took, k.rows, k.out)

@@ -215,6 +215,7 @@ func TestF18StorageReadsNoFile(t *testing.T) {
 // the leader goes on (F18).
 func TestF18LaggingFollowerDoesNotStopTheLeader(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
+	r.c.log.window = 0
 	r.elect()
 	for range 20 {
 		r.call(true)

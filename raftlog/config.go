@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"time"
 
-	pb "go.etcd.io/raft/v3/raftpb"
-
 	"queen/internal/vfs"
 )
 
@@ -39,8 +37,16 @@ type Config struct {
 	// failed, or a rule of the log broke. Nothing is answered after it; the
 	// process should end (I3).
 	Fatal func(error)
-	// Send hands messages to peers; nil drops them (one node).
-	Send func([]*pb.Message)
+	// Send hands messages to peers; it must not block. Nil drops them (one node).
+	Send func(Parcel)
+	// Refuse answers a call that came to a node which does not plan it: another
+	// one leads. It is called from the loop and must not block. Nil: such calls wait.
+	Refuse func(call any, err error)
+	// Renew makes a machine with an empty state. The state is read into it when
+	// what this node planned is not what was decided (F7); adopt is called, from
+	// the loop, when it takes the place of the one before. Nil: the group fails
+	// then, and a start reads the truth.
+	Renew func() (fresh Machine, adopt func())
 
 	Clock    Clock
 	Logger   *slog.Logger
@@ -54,6 +60,8 @@ type Config struct {
 	CheckpointInterval time.Duration // age at which changes are checkpointed; 60 s
 	CompactSlack       int64         // bytes of dead rows beside as many as are alive before the checkpoint is rewritten; 4 MiB
 	TickInterval       time.Duration // raft's tick; 100 ms
+	PurgeHold          time.Duration // how long the log is kept for a follower that is not heard of; 600 s
+	ElectionTicks      int           // ticks without a leader after which one is elected, up to twice as many; 10
 	MaxInFlight        int           // entries planned ahead of commit; 2
 	MaxInFlightBytes   int64         // bytes of them; 8 MiB, exceeded by one entry at most
 	MaxCycleCalls      int           // calls of one planning cycle; 4096
@@ -79,12 +87,13 @@ type Observer struct {
 
 const (
 	quietBeforePad  = time.Second
-	electionTicks   = 10
 	heartbeatTicks  = 1
 	maxSizePerMsg   = 1 << 20
 	maxInflightMsgs = 4
 	// maxApplying bounds the committed entries that raft hands out at once.
 	maxApplying = 64 << 20
+	// recentBytes is what is kept in memory of applied entries, for followers.
+	recentBytes = 32 << 20
 )
 
 // WithDefaults is c with the defaults of what is zero.
@@ -95,6 +104,8 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.CheckpointBytes, 128<<20)
 	setDefault(&c.CheckpointInterval, time.Minute)
 	setDefault(&c.TickInterval, 100*time.Millisecond)
+	setDefault(&c.ElectionTicks, 10)
+	setDefault(&c.PurgeHold, 600*time.Second)
 	setDefault(&c.MaxInFlight, 2)
 	setDefault(&c.MaxInFlightBytes, 8<<20)
 	setDefault(&c.MaxCycleCalls, 4096)
@@ -117,6 +128,10 @@ func setDefault[T int | int64 | time.Duration](v *T, to T) {
 	if *v == 0 {
 		*v = to
 	}
+}
+
+func (c *Config) electionTimeout() time.Duration {
+	return time.Duration(c.ElectionTicks) * c.TickInterval
 }
 
 func (c *Config) validate() error {

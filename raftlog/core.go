@@ -26,6 +26,7 @@ type core struct {
 
 	// raft's view, updated from Ready.
 	isLeader bool
+	lead     uint64 // who leads, as far as raft knows; 0: nobody
 	term     uint64
 	vote     uint64
 	commit   uint64
@@ -41,6 +42,7 @@ type core struct {
 
 	calls    []any
 	clock    brokerTime
+	note     timeNote
 	lastTime int64 // time of the newest planned entry
 	wake     int64 // broker time of the machine's next own work; 0: none
 	more     bool
@@ -59,6 +61,10 @@ type core struct {
 	confIndex uint64
 	confSaved uint64
 
+	reread  *reread // the state is being read again (F7); nil: it is not
+	retreat retreat // this node gives leadership away; see lead.go
+	peers   peers   // what was heard of the others; see peers.go
+
 	writes    []int64 // when each outstanding write was issued, oldest first
 	lastWrite int64   // when the newest entry was issued
 	padded    uint64  // durable index that a pad says
@@ -75,6 +81,8 @@ type planned struct {
 	calls  int // of its cycle
 	size   int
 	answer func(error)
+	// lost: the state was read again since and does not hold its effects any more.
+	lost bool
 }
 
 // readWait is a cycle without effects that waits until it is known to be true.
@@ -88,11 +96,21 @@ type readWait struct {
 
 // ports are the ways out of the core. None may block or call back.
 type ports struct {
-	write      func(appendRequest)
-	pad        func(commit uint64)
-	saveConf   func(Membership, uint64)
-	send       func([]*pb.Message)
-	prepare    func(calls []any)
+	write    func(appendRequest)
+	pad      func(commit uint64)
+	saveConf func(Membership, uint64)
+	send     func(Parcel)
+	prepare  func(calls []any)
+	// refuse answers calls that are for another node; nil: they wait.
+	refuse func(calls []any, err error)
+	// reread starts to read the state again, up to entry upTo; nil: it cannot be.
+	reread func(upTo uint64)
+	// readAhead starts to read entries from from on, applied ones, for a follower;
+	// nil: they cannot be read.
+	readAhead func(from, upTo uint64)
+	// keep tells what the log will keep once the footer is durable that is about
+	// to be written; nil: nobody cares.
+	keep       func(KeptLog)
 	sealBefore func(t int64)
 	rows       rowsPort
 	fatal      func(error)
@@ -134,8 +152,12 @@ func newCore(cfg Config, p ports, s coreStart) (*core, error) {
 		nextRead: 1,
 	}
 	c.ckpt.from = s.footer
+	log.applied = s.applied
+	if !s.state.Conf.OnlyVoter(cfg.NodeID) {
+		log.window = recentBytes
+	}
 	c.rn, err = raft.NewRawNode(&raft.Config{
-		ID: cfg.NodeID, ElectionTick: electionTicks, HeartbeatTick: heartbeatTicks,
+		ID: cfg.NodeID, ElectionTick: cfg.ElectionTicks, HeartbeatTick: heartbeatTicks,
 		Storage: log, Applied: s.applied,
 		AsyncStorageWrites: true, PreVote: true, CheckQuorum: true,
 		DisableProposalForwarding: true,
@@ -168,6 +190,7 @@ func (c *core) step(m *pb.Message) {
 	if c.dead != nil || m.GetType() == pb.MsgProp {
 		return
 	}
+	c.track(m)
 	if err := c.rn.Step(m); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) {
 		c.cfg.Logger.Debug("message not taken", "type", m.GetType().String(), "err", err)
 	}
@@ -180,6 +203,8 @@ func (c *core) tick(t Times) {
 	c.now = t
 	c.rn.Tick()
 	c.askAgain()
+	c.watchLeadership()
+	c.watchFollowers()
 	if last := c.log.last; last != c.padded && len(c.writes) == 0 && t.Mono-c.lastWrite >= int64(quietBeforePad) {
 		c.padded = last
 		c.ports.pad(c.commit)
@@ -191,7 +216,7 @@ func (c *core) stopped() bool {
 	if c.dead != nil {
 		return true
 	}
-	return c.idle() && len(c.writes) == 0 && c.ckpt.phase == ckptIdle && !c.checkpointDue()
+	return c.idle() && c.reread == nil && len(c.writes) == 0 && c.ckpt.phase == ckptIdle && !c.checkpointDue()
 }
 
 // oldestWrite is when the oldest outstanding write was issued; 0: none is.
@@ -221,7 +246,7 @@ func (c *core) written(r appendRequest) {
 	c.log.append(r.entries)
 	for _, m := range r.responses {
 		if m.GetTo() != c.cfg.NodeID {
-			c.ports.send([]*pb.Message{m})
+			c.send([]*pb.Message{m})
 			continue
 		}
 		if err := c.rn.Step(m); err != nil {
@@ -245,6 +270,8 @@ func (c *core) turn(t Times) (again bool) {
 	planned := c.planAll()
 	c.releaseReads()
 	c.releaseLooks()
+	c.passOn()
+	c.readAheadForFollowers()
 	again = c.checkpointStep(planned)
 	if invariants.Enabled {
 		c.check()
@@ -273,7 +300,7 @@ func (c *core) ready() {
 			c.term, c.vote, c.commit = rd.GetTerm(), rd.GetVote(), rd.GetCommit()
 		}
 		if rd.SoftState != nil {
-			c.isLeader = rd.RaftState == raft.StateLeader
+			c.isLeader, c.lead = rd.RaftState == raft.StateLeader, rd.Lead
 		}
 		c.checkRole()
 		c.match(rd.Entries)
@@ -287,13 +314,13 @@ func (c *core) ready() {
 // checkRole follows raft out of leadership. A new term of the same leader is
 // a new leadership.
 func (c *core) checkRole() {
+	if !c.isLeader && len(c.retreat.done) > 0 {
+		c.retreated(true)
+	}
 	if !c.leading || (c.isLeader && c.term == c.leadTerm) {
 		return
 	}
-	c.leading = false
-	c.m.Follow()
-	c.failReads(ErrNotLeader)
-	c.dropCheckpoint("leadership was lost")
+	c.follow("leadership was lost")
 	c.cfg.Logger.Info("no longer leading", slog.Uint64("term", c.term), slog.Int("undecided", len(c.inflight)))
 }
 
@@ -326,7 +353,7 @@ func (c *core) deliver(msgs []*pb.Message) {
 		case raft.LocalAppendThread:
 			c.write(m)
 		case raft.LocalApplyThread:
-			c.apply(m)
+			c.handedOut(m)
 		default:
 			peers = append(peers, m)
 		}
@@ -335,8 +362,17 @@ func (c *core) deliver(msgs []*pb.Message) {
 		}
 	}
 	if len(peers) > 0 {
-		c.ports.send(peers)
+		c.send(peers)
 	}
+}
+
+// send gives messages to peers, with what every one of them may want to know.
+func (c *core) send(msgs []*pb.Message) {
+	p := Parcel{Messages: msgs, Time: c.timeBound(), Commit: c.commit}
+	if c.isLeader {
+		p.Keep = c.peers.keep
+	}
+	c.ports.send(p)
 }
 
 // write hands a MsgStorageAppend to the log writer. Only a changed term or
@@ -358,11 +394,19 @@ func (c *core) write(m *pb.Message) {
 }
 
 // apply takes committed entries that are durable here. Those that this node
-// planned are in the state already and are answered now; others are applied.
+// planned are in the state already and are answered now; others are applied. It
+// stops, and keeps what is left, when the state has to be read again first.
 func (c *core) apply(m *pb.Message) {
-	for _, e := range m.GetEntries() {
-		if err := c.applyEntry(e); err != nil {
+	ents := m.GetEntries()
+	for i, e := range ents {
+		done, err := c.applyEntry(e)
+		if err != nil {
 			c.fail(err)
+			return
+		}
+		if !done {
+			m.Entries = ents[i:]
+			c.reread.held = append(c.reread.held, m)
 			return
 		}
 	}
@@ -375,51 +419,48 @@ func (c *core) apply(m *pb.Message) {
 	c.log.release(c.applied)
 }
 
-func (c *core) applyEntry(e *pb.Entry) error {
+// applyEntry applies one entry; done is false when that has to wait until the
+// state was read again.
+func (c *core) applyEntry(e *pb.Entry) (done bool, err error) {
 	index, term := e.GetIndex(), e.GetTerm()
 	if index != c.applied+1 {
-		return fmt.Errorf("entry %d handed out after %d", index, c.applied)
+		return false, fmt.Errorf("entry %d handed out after %d", index, c.applied)
 	}
 	own := len(c.inflight) > 0 && c.inflight[0].index == index
 	switch {
 	case own && c.inflight[0].term != term:
-		return c.abandoned(index, term)
+		return false, c.overruled(index, term)
 	case own:
+		if c.inflight[0].lost {
+			if err := c.applyToMachine(e); err != nil {
+				return false, err
+			}
+		}
 		c.release()
 	case e.GetType() != pb.EntryNormal:
 		if err := c.applyConf(e); err != nil {
-			return err
+			return false, err
 		}
 	case len(e.GetData()) > 0:
 		if len(c.inflight) > 0 {
-			return fmt.Errorf("entry %d of term %d was not planned here, and plans from %d on are undecided", index, term, c.inflight[0].index)
+			return false, fmt.Errorf("entry %d of term %d was not planned here, and plans from %d on are undecided", index, term, c.inflight[0].index)
 		}
-		if err := c.m.Apply(index, term, e.GetData()); err != nil {
-			return fmt.Errorf("apply entry %d of term %d: %w", index, term, err)
+		if err := c.applyToMachine(e); err != nil {
+			return false, err
 		}
-		c.lastTime = max(c.lastTime, c.m.Time())
 		c.ckpt.bytes += int64(len(e.GetData()))
 	}
 	c.applied, c.appliedTerm = index, term
-	if c.isLeader && term == c.term && !c.leading {
-		c.lead()
-	}
-	return nil
+	c.maybeLead()
+	return true, nil
 }
 
-// lead begins to plan: an entry of this term has been applied, so everything
-// carried over from earlier terms has been, too.
-func (c *core) lead() {
-	c.leading = true
-	c.leadTerm = c.term
-	c.lastTime = max(c.lastTime, c.m.Time())
-	if !c.clock.started {
-		c.clock.start(c.now, c.lastTime)
+func (c *core) applyToMachine(e *pb.Entry) error {
+	if err := c.m.Apply(e.GetIndex(), e.GetTerm(), e.GetData()); err != nil {
+		return fmt.Errorf("apply entry %d of term %d: %w", e.GetIndex(), e.GetTerm(), err)
 	}
-	c.ckpt.led = true // from here on the state runs ahead of commit
-	c.m.Lead(c.term)
-	c.more = true // the machine may owe work since before
-	c.cfg.Logger.Info("leading", slog.Uint64("term", c.term), slog.Uint64("index", c.applied))
+	c.lastTime = max(c.lastTime, c.m.Time())
+	return nil
 }
 
 // release answers the oldest plan in flight.
@@ -435,15 +476,6 @@ func (c *core) release() {
 	if p.answer != nil {
 		p.answer(nil)
 	}
-}
-
-// abandoned: raft decided an index for somebody else's entry while this
-// machine's state holds the effects of its own. The state must be dropped and
-// read again by the read half of boot, while votes and appends go on (F7).
-// Until that exists the process ends, and its next boot does the same.
-func (c *core) abandoned(index, term uint64) error {
-	return fmt.Errorf("entry %d was planned here in term %d and decided in term %d: the state holds effects that are in no log, restart to read it again: %w",
-		index, c.inflight[0].term, term, ErrAbandoned)
 }
 
 // applyConf applies a membership change once (F6).

@@ -145,7 +145,7 @@ func newRigAt(t testing.TB, s coreStart) *coreRig {
 		},
 		pad:        func(commit uint64) { r.pads = append(r.pads, commit) },
 		saveConf:   func(m Membership, _ uint64) { r.confs = append(r.confs, m) },
-		send:       func(ms []*pb.Message) { r.sent = append(r.sent, ms...) },
+		send:       func(p Parcel) { r.sent = append(r.sent, p.Messages...) },
 		prepare:    func(calls []any) { r.looked += len(calls) },
 		sealBefore: func(int64) {},
 		rows:       &r.rows,

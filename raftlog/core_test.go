@@ -184,7 +184,7 @@ func TestF2NothingIsPlannedDuringATransfer(t *testing.T) {
 	if r.m.plans != plans {
 		t.Fatal("planned while raft refuses proposals")
 	}
-	for range electionTicks + 1 { // raft gives the transfer up; the followers stay in touch
+	for range r.c.cfg.ElectionTicks + 1 { // raft gives the transfer up; the followers stay in touch
 		r.tick(1)
 		r.from(2, pb.MsgHeartbeatResp)
 	}
@@ -490,7 +490,7 @@ func TestStopPlansWhatTheMachineHasLeftOver(t *testing.T) {
 func TestBrokerTime(t *testing.T) {
 	hour := int64(time.Hour)
 	var b brokerTime
-	b.start(Times{Mono: 0, Wall: 1_000_000}, 5_000_000)
+	b.start(Times{Mono: 0, Wall: 1_000_000}, 5_000_001)
 	if got := b.at(Times{Mono: 0, Wall: 1_000_000}); got != 5_000_001 {
 		t.Fatalf("starts at %d, want just above the newest entry", got)
 	}

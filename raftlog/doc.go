@@ -25,9 +25,12 @@
 // the turn that planned it.
 //
 //   - Planning needs raft to lead in the term that the machine was told, with an
-//     entry of it applied and no transfer under way (F1, F2). A refused proposal
-//     is fatal: the state holds effects that are in no log. The place where
-//     the state would be dropped and read again (F7) is core.abandoned.
+//     entry of it applied and no transfer under way (F1, F2). When a proposal is
+//     refused, or raft decides somebody else's entry where one was planned here,
+//     the state holds effects that are in no log: it is dropped and read again
+//     beside the loop, while votes and appends go on (F7; lead.go, reread.go).
+//   - A call that comes to a node that does not lead is refused as soon as
+//     another one does; nothing of it is in the log.
 //   - An answer with effects is released by (term, index) when raft hands the
 //     entry out: committed, and durable here. One without waits for what was
 //     planned before it and for a ReadIndex of its cycle (F11).
@@ -65,8 +68,20 @@
 // The other formats: records in package entry, files in package segment, side
 // tables and rows in package index, the directory in package recovery.
 //
+// # Several nodes
+//
+// Every message travels in a Parcel with what any peer may want to know: how far
+// the broker's time has come (I10, F14), the commit index, and from a leader the
+// first index that a follower may still ask for. raft's first index follows the
+// checkpoint, held back for followers that were heard of lately, and a footer says
+// so, so that a start knows the terms of what is kept (package recovery). Entries
+// are in memory above the applied index and for a window below it; a follower that
+// is further behind is served from the logs, by a reader of its own (F18; ahead.go).
+// A leader whose disk does not answer gives its leadership away (F17; lead.go).
+//
 // # Not here yet
 //
-// Peers (Send and Step are the seams), snapshots, the rebuild of F7, and a read-ahead
-// for lagging followers. Reclaim does not know of files that a snapshot would pin.
+// Snapshots: a follower that is behind the log stays there. Membership changes are
+// applied and nobody proposes any. Reclaim does not know of files that a snapshot
+// would pin.
 package raftlog

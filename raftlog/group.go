@@ -23,8 +23,9 @@ type Boot struct {
 	Store     *Store
 	Rows      *index.Rows
 	State     State
-	Footer    Footer // of the newest checkpoint; zero when there is none
-	Terms     []TermRun
+	Footer    Footer      // of the newest checkpoint; zero when there is none
+	Terms     []TermRun   // of the entries from the first one that is kept on
+	Kept      KeptLog     // what the log keeps below the checkpoint; First 0: nothing
 	Last      uint64      // newest complete entry
 	Applied   uint64      // newest entry replayed into the machine
 	Commit    uint64      // newest entry known to be committed, >= Applied
@@ -33,6 +34,12 @@ type Boot struct {
 	Lock      io.Closer   // closed last
 	// Extra makes the footer's bytes about the logs; recovery reads them back.
 	Extra func(*Store) []byte
+	// Reread reads a state into a machine: the rows of a checkpoint, and the log
+	// up to an entry that is applied here. It writes, locks and cuts nothing, and
+	// may run while the group does. stop tells it to give up.
+	// Entries reads applied entries of the log, from one on.
+	Entries func(s *Store, from, upTo uint64) EntrySource
+	Reread  func(s *Store, rows *index.RowsSnapshot, upTo uint64, m Machine, stop func() bool) error
 }
 
 // Close gives back what the boot holds, for who does not start a group on it.
@@ -48,17 +55,19 @@ func (b *Boot) Close() error {
 //
 // Its methods are safe for concurrent use.
 type Group struct {
-	cfg    Config
-	store  *Store
-	boot   Boot
-	stats  stats
-	reader *reader
-	in     *inbox
-	writer *writerLoop
-	rows   *rowsLoop
-	sealer *sealer
-	prep   *preparers
-	failed sync.Once
+	cfg      Config
+	store    *Store
+	boot     Boot
+	stats    stats
+	reader   *reader
+	in       *inbox
+	writer   *writerLoop
+	rows     *rowsLoop
+	sealer   *sealer
+	prep     *preparers
+	rereader *rereader
+	ahead    *aheadReader
+	failed   sync.Once
 
 	// turning is held for a turn of the core, and guards what follows.
 	turning sync.Mutex
@@ -82,6 +91,8 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	g.rows = startRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
 	g.prep = startPreparers(g.cfg.Prepare)
+	g.rereader = newRereader(g)
+	g.ahead = startAhead(g)
 	g.begin()
 	g.in.signal()
 	go g.loop()
@@ -99,6 +110,9 @@ func newGroup(cfg Config, b Boot) (*Group, *logWriter, error) {
 	g.in, g.wake = newInbox(), cfg.Clock.NewTimer()
 	g.reader = &reader{store: b.Store}
 	first := b.Footer.From + 1
+	if b.Kept.First != 0 {
+		first = b.Kept.First
+	}
 	c, err := newCore(cfg, g.corePorts(), coreStart{
 		state: b.State, first: first, runs: b.Terms, last: b.Last, applied: b.Applied, commit: b.Commit,
 		ents: b.Unapplied, footer: b.Footer.From,
@@ -113,6 +127,7 @@ func newGroup(cfg Config, b Boot) (*Group, *logWriter, error) {
 		g.core.ckpt.bytes = 1 // what was replayed is worth a checkpoint
 	}
 	b.Store.SetApplied(b.Applied)
+	b.Store.keptFirst.Store(first)
 	b.Rows.SetCompactSlack(cfg.CompactSlack)
 	newest, _ := b.Store.timesOf()
 	b.Store.newest.Store(newest)
@@ -136,7 +151,7 @@ func (g *Group) footerExtra() []byte { return g.boot.Extra(g.store) }
 
 // corePorts joins the core to the goroutines around it.
 func (g *Group) corePorts() ports {
-	return ports{
+	p := ports{
 		write: func(r appendRequest) {
 			g.stats.entries.Add(uint64(len(r.entries)))
 			g.writer.submit(writerRequest{append: &r})
@@ -151,6 +166,17 @@ func (g *Group) corePorts() ports {
 		rows:       lateRows{g},
 		fatal:      g.fatal,
 	}
+	if g.cfg.Refuse != nil {
+		p.refuse = g.refuse
+	}
+	if g.cfg.Renew != nil && g.boot.Reread != nil {
+		p.reread = func(upTo uint64) { g.rereader.ask(upTo) }
+	}
+	if g.boot.Entries != nil {
+		p.readAhead = func(from, upTo uint64) { g.ahead.ask(from, upTo) }
+		p.keep = g.store.keep
+	}
+	return p
 }
 
 // lateRows lets the core be made before the rows writer starts.
@@ -162,9 +188,15 @@ func (l lateRows) put(b *rowBatch)       { l.g.rows.put(b) }
 func (l lateRows) finish(f Footer)       { l.g.rows.finish(f) }
 func (l lateRows) abandon()              { l.g.rows.abandon() }
 
-func (g *Group) send(msgs []*pb.Message) {
+func (g *Group) send(p Parcel) {
 	if g.cfg.Send != nil {
-		g.cfg.Send(msgs)
+		g.cfg.Send(p)
+	}
+}
+
+func (g *Group) refuse(calls []any, err error) {
+	for _, c := range calls {
+		g.cfg.Refuse(c, err)
 	}
 }
 
@@ -219,8 +251,12 @@ func (g *Group) Do(fn func()) error {
 	return nil
 }
 
-// Step takes a message from a peer.
-func (g *Group) Step(m *pb.Message) { g.post(event{message: m}) }
+// Receive takes what a peer sent.
+func (g *Group) Receive(p *Parcel) {
+	if g.in.event(event{parcel: p, at: g.cfg.Clock.Now().Mono}) {
+		g.drive()
+	}
+}
 
 // Reader reads the queue logs.
 func (g *Group) Reader() Reader { return g.reader }
@@ -240,8 +276,13 @@ func (g *Group) handle(e *event) {
 		g.stats.checkpoints.Add(1)
 	case e.sealed:
 		c.m.SealedThrough(g.store.sealedThrough())
-	case e.message != nil:
-		c.step(e.message)
+	case e.parcel != nil:
+		c.received(e.parcel, e.at)
+	case e.ahead != nil:
+		c.log.addAhead(e.ahead)
+	case e.fresh != nil:
+		e.adopt()
+		c.rereadDone(e.fresh)
 	case e.fn != nil:
 		e.fn()
 	case e.stopPlanner:
@@ -279,6 +320,8 @@ func (g *Group) stop(ctx context.Context) error {
 	case <-ctx.Done():
 		err = g.cutShort(ctx.Err())
 	}
+	g.rereader.stop()
+	g.ahead.stop()
 	g.sealer.stop()
 	g.prep.stop()
 	g.rows.stop()

@@ -2,6 +2,7 @@ package raftlog
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	"go.etcd.io/raft/v3"
@@ -16,8 +17,9 @@ type TermRun struct {
 
 // memLog is raft's Storage. It reads no file (F18): raft calls it from the
 // loop, inside Step and Ready. The terms of the whole log are a table of runs;
-// of the entries only those above the applied index are kept, because raft
-// fetches every committed entry from here once more to hand it out.
+// of the entries those above the applied index are kept, because raft fetches
+// every committed entry from here once more to hand it out, and, where there are
+// followers, a window of those before, which one that lags a little asks for.
 //
 // Invariant: runs[0].First == first-1, runs rise, and ents are consecutive and
 // end at last.
@@ -31,7 +33,19 @@ type memLog struct {
 	last  uint64
 	runs  []TermRun
 	ents  []*pb.Entry
+
+	applied uint64
+	window  int64 // bytes of entries that are kept although they are applied, for followers
+	size    int64 // bytes of ents
+
+	// What was read ahead for followers that are further behind, a run for each,
+	// and where runs are wanted that are not here.
+	ahead  [][]*pb.Entry
+	missed []uint64
 }
+
+// aheadRuns is how many followers are served from the disk at once.
+const aheadRuns = 4
 
 var _ raft.Storage = (*memLog)(nil)
 
@@ -44,7 +58,11 @@ func newMemLog(hard *pb.HardState, conf *pb.ConfState, first, last uint64, runs 
 	if n := len(ents); n > 0 && ents[n-1].GetIndex() != last {
 		return nil, fmt.Errorf("raft log: newest unapplied entry is %d, the log ends at %d", ents[n-1].GetIndex(), last)
 	}
-	return &memLog{hard: hard, conf: conf, first: first, last: last, runs: runs, ents: ents}, nil
+	l := &memLog{hard: hard, conf: conf, first: first, last: last, runs: runs, ents: ents}
+	for _, e := range ents {
+		l.size += entrySize(e)
+	}
+	return l, nil
 }
 
 // InitialState returns what the state file and the replay gave.
@@ -83,17 +101,26 @@ func (l *memLog) term(i uint64) uint64 {
 // limited: term, index, type and their tags.
 const entryOverhead = 24
 
+func entrySize(e *pb.Entry) int64 { return int64(len(e.GetData())) + entryOverhead }
+
 // Entries returns consecutive entries from lo on. What is no longer in memory
 // is compacted as far as raft is concerned.
 func (l *memLog) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	base := l.last + 1 - uint64(len(l.ents))
-	if lo < base {
-		return nil, raft.ErrCompacted
-	}
 	if hi > l.last+1 {
 		return nil, raft.ErrUnavailable
 	}
-	ents := l.ents[lo-base : hi-base]
+	var ents []*pb.Entry
+	switch {
+	case lo < l.first:
+		return nil, raft.ErrCompacted
+	case lo >= base:
+		ents = l.ents[lo-base : hi-base]
+	default:
+		if ents = l.readAhead(lo, min(hi, base)); len(ents) == 0 {
+			return nil, raft.ErrCompacted // for now: raft asks again at the next heartbeat
+		}
+	}
 	var size uint64
 	for i, e := range ents {
 		size += uint64(len(e.GetData())) + entryOverhead
@@ -103,6 +130,50 @@ func (l *memLog) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 		}
 	}
 	return append([]*pb.Entry(nil), ents...), nil
+}
+
+// readAhead gives what was read ahead from lo on, and asks for more in time.
+func (l *memLog) readAhead(lo, hi uint64) []*pb.Entry {
+	for i, run := range l.ahead {
+		first, end := run[0].GetIndex(), run[len(run)-1].GetIndex()+1
+		if lo < first || lo >= end {
+			continue
+		}
+		if lo-first >= uint64(len(run))/2 {
+			l.want(end) // the second half is being sent: the next run is due
+		}
+		l.ahead[0], l.ahead[i] = l.ahead[i], l.ahead[0]
+		return run[lo-first : min(hi, end)-first]
+	}
+	l.want(lo)
+	return nil
+}
+
+func (l *memLog) want(from uint64) {
+	if base := l.last + 1 - uint64(len(l.ents)); from < base && !slices.Contains(l.missed, from) {
+		l.missed = append(l.missed, from)
+	}
+}
+
+// addAhead takes a run that was read ahead. The run used least lately makes room.
+func (l *memLog) addAhead(run []*pb.Entry) {
+	if len(run) == 0 {
+		return
+	}
+	from := run[0].GetIndex()
+	l.ahead = slices.DeleteFunc(l.ahead, func(r []*pb.Entry) bool { return r[0].GetIndex() == from })
+	l.ahead = append([][]*pb.Entry{run}, l.ahead[:min(len(l.ahead), 2*aheadRuns-1)]...)
+}
+
+// runsFrom are the terms of the entries from first-1 to last.
+func (l *memLog) runsFrom(first, last uint64) (runs []TermRun) {
+	runs = []TermRun{{First: first - 1, Term: l.term(first - 1)}}
+	for _, r := range l.runs {
+		if r.First > first-1 && r.First <= last {
+			runs = append(runs, r)
+		}
+	}
+	return runs
 }
 
 // append takes entries that have become durable. Entries from ents[0] on that
@@ -121,6 +192,7 @@ func (l *memLog) append(ents []*pb.Entry) {
 			l.runs = append(l.runs, TermRun{First: e.GetIndex(), Term: e.GetTerm()})
 		}
 		l.ents = append(l.ents, e)
+		l.size += entrySize(e)
 		l.last = e.GetIndex()
 	}
 }
@@ -130,6 +202,9 @@ func (l *memLog) truncate(at uint64) {
 		return
 	}
 	drop := int(min(l.last+1-at, uint64(len(l.ents))))
+	for _, e := range l.ents[len(l.ents)-drop:] {
+		l.size -= entrySize(e)
+	}
 	clear(l.ents[len(l.ents)-drop:])
 	l.ents = l.ents[:len(l.ents)-drop]
 	l.last = at - 1
@@ -138,16 +213,18 @@ func (l *memLog) truncate(at uint64) {
 	}
 }
 
-// release drops the entries at or below applied: raft has handed them out.
+// release drops entries at or below applied, which raft has handed out, as far
+// as the window for followers does not keep them.
 func (l *memLog) release(applied uint64) {
+	l.applied = applied
 	base := l.last + 1 - uint64(len(l.ents))
-	if applied < base {
-		return
+	n := 0
+	for n < len(l.ents) && base+uint64(n) <= applied && (l.window == 0 || l.size > l.window) {
+		l.size -= entrySize(l.ents[n])
+		l.ents[n] = nil
+		n++
 	}
-	n := min(applied-base+1, uint64(len(l.ents)))
-	clear(l.ents[:n])
-	l.ents = l.ents[n:]
-	if len(l.ents) == 0 {
+	if l.ents = l.ents[n:]; len(l.ents) == 0 {
 		l.ents = nil
 	}
 }

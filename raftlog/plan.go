@@ -16,7 +16,7 @@ import (
 // refuse, and what is in flight is bounded here, because raft's own limit
 // refuses proposals.
 func (c *core) mayPlan() bool {
-	if !c.leading || c.dead != nil {
+	if !c.leading || c.dead != nil || c.retreat.active() {
 		return false
 	}
 	if len(c.inflight) >= c.cfg.MaxInFlight || c.inflightLen >= c.cfg.MaxInFlightBytes {
@@ -114,7 +114,13 @@ func (c *core) propose(p Plan, calls int) {
 		if p.Answer != nil {
 			p.Answer(ErrAbandoned)
 		}
-		c.fail(fmt.Errorf("raft refused a proposal in term %d: the state holds effects that are in no log, restart to read it again: %w: %w", c.term, ErrAbandoned, err))
+		cause := fmt.Errorf("raft refused a proposal in term %d: the state holds effects that are in no log, restart to read it again: %w: %w", c.term, ErrAbandoned, err)
+		if c.ports.reread == nil {
+			c.fail(cause)
+			return
+		}
+		c.planSeq--
+		c.readAgain(cause)
 		return
 	}
 	c.unmatched = append(c.unmatched, planned{seq: c.planSeq, term: c.leadTerm, calls: calls, size: len(p.Data), answer: p.Answer})

@@ -62,7 +62,8 @@ type reclaimer struct {
 		sync.Mutex
 		next *index.RowsSnapshot // of the checkpoint to judge by; nil: none waits
 		busy bool
-		rest int64 // monotonic time before which no pass begins
+		keep uint64 // raft's first index by that checkpoint: nothing from there on is touched
+		rest int64  // monotonic time before which no pass begins
 	}
 	wake chan struct{}
 	quit chan struct{}
@@ -106,12 +107,12 @@ func (r *reclaimer) run() {
 
 // work makes a pass, if a checkpoint waits for one.
 func (r *reclaimer) work() error {
-	snap := r.take(false)
+	snap, keep := r.take(false)
 	if snap == nil {
 		return nil
 	}
 	begun := r.cfg.Clock.Now().Mono
-	err := r.pass(snap)
+	err := r.pass(snap, keep)
 	if cerr := snap.Close(); err == nil {
 		err = cerr
 	}
@@ -130,17 +131,17 @@ func (r *reclaimer) rested(begun int64) {
 }
 
 // take gives the snapshot that waits; with closed it is closed and given up instead.
-func (r *reclaimer) take(closed bool) *index.RowsSnapshot {
+func (r *reclaimer) take(closed bool) (snap *index.RowsSnapshot, keep uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.mu.next
 	r.mu.next = nil
 	if closed && s != nil {
 		_ = s.Close() // only read
-		return nil
+		return nil, 0
 	}
 	r.mu.busy = s != nil
-	return s
+	return s, r.mu.keep
 }
 
 // offer hands a finished checkpoint over. It is called by the goroutine that writes the rows.
@@ -159,7 +160,7 @@ func (r *reclaimer) offer(rows *index.Rows) error {
 		return err
 	}
 	r.mu.Lock()
-	r.mu.next = snap
+	r.mu.next, r.mu.keep = snap, r.store.keptFirst.Load()
 	r.store.reclaimed.Begun.Add(1)
 	r.mu.Unlock()
 	select {
@@ -174,6 +175,9 @@ func (s *Store) checkpointed(rows *index.Rows) error {
 	for _, q := range s.Logs() {
 		q.unlisted()
 	}
+	if s.keptNext.First != 0 {
+		s.keptFirst.Store(s.keptNext.First)
+	}
 	if r := s.reclaimer.Load(); r != nil {
 		return r.offer(rows)
 	}
@@ -181,8 +185,8 @@ func (s *Store) checkpointed(rows *index.Rows) error {
 }
 
 // pass judges all logs by a checkpoint, after it has done what waited for it.
-func (r *reclaimer) pass(snap *index.RowsSnapshot) error {
-	j := judge{kept: r.cfg.Kept(), from: snap.Footer.From, now: snap.Footer.Time, cfg: r.cfg}
+func (r *reclaimer) pass(snap *index.RowsSnapshot, keep uint64) error {
+	j := judge{kept: r.cfg.Kept(), from: min(snap.Footer.From, keep-1), now: snap.Footer.Time, cfg: r.cfg}
 	if plant.Is(plant.ReclaimAhead) {
 		j.from = r.store.applied.Load()
 	}

@@ -26,6 +26,8 @@ type rowsRequest struct {
 	put     *rowBatch
 	finish  *Footer
 	abandon bool
+	// snapshot is given the newest checkpoint, to read; nil: there is none.
+	snapshot func(*index.RowsSnapshot)
 }
 
 // rowsQueue is how many slices may wait: more than the core's backlog limit
@@ -76,6 +78,12 @@ func (l *rowsLoop) do(r rowsRequest) error {
 			return l.rows.Put(x, y)
 		})
 		l.post(event{rowBytes: r.put.bytes()})
+		return err
+	case r.snapshot != nil:
+		rows, err := l.rows.Snapshot()
+		if err == nil {
+			r.snapshot(rows)
+		}
 		return err
 	case r.finish != nil:
 		f := r.finish

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // Step is a piece of a group's work that one of its goroutines would do.
@@ -20,10 +21,12 @@ const (
 	StepSeal                // the sealer looks once
 	StepLook                // the oldest call that needs the disk is prepared
 	StepReclaim             // files are freed by the newest checkpoint
+	StepReread              // the state is read again (F7)
+	StepAhead               // entries are read for a follower (F18)
 	NumSteps
 )
 
-var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look", "reclaim"}
+var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look", "reclaim", "reread", "ahead"}
 
 func (s Step) String() string { return stepNames[s] }
 
@@ -40,6 +43,7 @@ type Stepper struct {
 	phase   writerPhase
 	entries int
 	again   bool // the last turn asked for another one
+	reread  *rereadJob
 }
 
 type writerPhase uint8
@@ -63,8 +67,32 @@ func NewStepper(cfg Config, b Boot) (*Stepper, error) {
 	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.fatal)
 	g.prep = &preparers{fn: g.cfg.Prepare}
 	g.prep.more = sync.NewCond(&g.prep.mu)
+	s := &Stepper{g: g, again: true}
+	g.rereader = newRereader(g)
+	g.rereader.start = func(job rereadJob) { s.reread = &job }
+	g.ahead = newAhead(g)
 	g.begin()
-	return &Stepper{g: g, again: true}, nil
+	return s, nil
+}
+
+// Receive takes what a peer sent; the next turn looks at it.
+func (s *Stepper) Receive(p *Parcel) {
+	s.g.in.event(event{parcel: p, at: s.g.cfg.Clock.Now().Mono})
+}
+
+// HandOver asks for leadership to go to the voter that has most of the log.
+func (s *Stepper) HandOver(patience time.Duration) {
+	s.g.in.event(event{fn: func() { s.g.core.handOver(0, false, patience, func(bool) {}) }})
+}
+
+// Leading reports whether this node plans.
+func (s *Stepper) Leading() bool { return s.g.core.leading }
+
+// Settled reports whether the state holds exactly the entries up to applied:
+// nothing is planned ahead, or being read again.
+func (s *Stepper) Settled() (applied uint64, ok bool) {
+	c := s.g.core
+	return c.applied, len(c.inflight) == 0 && c.reread == nil && c.dead == nil
 }
 
 // Submit queues a call for the next turn.
@@ -113,6 +141,10 @@ func (s *Stepper) Can(step Step) bool {
 		return len(g.sealer.wake) > 0
 	case StepLook:
 		return len(g.prep.mu.queue) > 0
+	case StepReread:
+		return s.reread != nil
+	case StepAhead:
+		return len(g.ahead.wake) > 0
 	case StepReclaim:
 		return len(g.sealer.reclaimer.wake) > 0
 	}
@@ -146,6 +178,13 @@ func (s *Stepper) Do(step Step) {
 		call := g.prep.mu.queue[0]
 		g.prep.mu.queue = g.prep.mu.queue[1:]
 		g.prep.fn(call)
+	case StepAhead:
+		<-g.ahead.wake
+		g.ahead.work()
+	case StepReread:
+		job := *s.reread
+		s.reread = nil
+		g.rereader.run(job)
 	case StepReclaim:
 		<-g.sealer.reclaimer.wake
 		s.failOn(g.sealer.reclaimer.work(), "files cannot be freed")
@@ -181,6 +220,7 @@ func (s *Stepper) Close() error {
 		return err
 	}
 	g.sealer.reclaimer.take(true)
+	g.ahead.close(0)
 	return errors.Join(g.boot.Rows.Close(), g.store.Close(), g.boot.Lock.Close())
 }
 

@@ -36,6 +36,12 @@ type Store struct {
 	rolls    atomic.Uint64
 	closing  atomic.Bool // no table is made again any more
 
+	// What the log keeps for followers: as the core says for the next footer, as
+	// the footer says that is being written, and as the newest durable one says.
+	kept      atomic.Pointer[KeptLog]
+	keptNext  KeptLog
+	keptFirst atomic.Uint64
+
 	reclaimer atomic.Pointer[reclaimer]
 	reclaimed Reclaimed
 
@@ -498,6 +504,32 @@ func (q *QueueLog) claim(applied uint64) (LogClaim, bool) {
 		c.End, q.mu.sized[1] = newest.End, last
 	}
 	return c, true
+}
+
+// Freeze keeps every file of the logs that are there as it is, apart from the
+// log writer's: nothing is sealed, merged or freed until release is called.
+func (s *Store) Freeze() (release func()) {
+	logs := s.Logs()
+	for _, q := range logs {
+		q.busy.Lock()
+	}
+	return func() {
+		for _, q := range logs {
+			q.busy.Unlock()
+		}
+	}
+}
+
+func (s *Store) keep(k KeptLog) { s.kept.Store(&k) }
+
+// Kept is what the footer that is about to be written says of the log below its
+// from, for followers. It is called by who writes footers.
+func (s *Store) Kept() KeptLog {
+	s.keptNext = KeptLog{}
+	if k := s.kept.Load(); k != nil {
+		s.keptNext = *k
+	}
+	return s.keptNext
 }
 
 // listDir lists a directory; one that does not exist is empty.

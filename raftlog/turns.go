@@ -27,7 +27,11 @@ type event struct {
 	footer      *Footer
 	sealed      bool
 	fn          func()
-	message     *pb.Message
+	parcel      *Parcel
+	at          int64   // when the parcel came
+	fresh       Machine // the state was read again
+	adopt       func()
+	ahead       []*pb.Entry // read for a follower
 	stopPlanner bool
 }
 

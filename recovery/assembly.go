@@ -193,6 +193,9 @@ func (a *assembly) join() (*pb.Entry, error) {
 	if err != nil {
 		return nil, damaged("the entry does not fit its parts", err)
 	}
+	if na == 0 && nv == 0 {
+		data = bytes.Clone(data) // raft's own entries are in the buffer that is used again
+	}
 	return &pb.Entry{Index: new(a.index), Term: new(a.head.Term), Type: pb.EntryType(a.head.Type).Enum(), Data: data}, nil
 }
 

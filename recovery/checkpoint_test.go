@@ -158,11 +158,11 @@ func TestI5ConflictAfterABoot(t *testing.T) {
 	n := mustOpen(t, m, dataDir)
 	var b entry.Builder
 	b.Append(2, 2, 3, 9_000_000, 1, entry.AppendMessage(nil, &entry.Message{Minted: true, Payload: []byte("of the new leader")}))
-	n.g.Step(&pb.Message{
+	n.g.Receive(&raftlog.Parcel{Messages: []*pb.Message{{
 		Type: pb.MsgApp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(7)),
 		Index: new(uint64(3)), LogTerm: new(uint64(1)), Commit: new(uint64(4)),
 		Entries: []*pb.Entry{{Index: new(uint64(4)), Term: new(uint64(7)), Data: b.Encode(9_000_000)}},
-	})
+	}}})
 	waitFor(t, func() bool { return n.g.Status().Applied == 4 })
 	must(t, n.g.Do(func() {
 		if got := fmt.Sprint(n.m.Applied); got != "[2 3 4]" {

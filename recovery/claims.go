@@ -10,11 +10,31 @@ import (
 	"queen/segment"
 )
 
-const claimsVersion = 1
+// Versions of what a footer says about the logs. The second one has what is kept
+// below the checkpoint for followers; where that is nothing, the first is written.
+const (
+	claimsVersion = 1
+	keptVersion   = 2
+)
 
 var errClaims = errors.New("the footer's list of logs does not parse")
 
-// encodeClaims is what a footer says about the logs; doc.go has the format.
+// encodeExtra is what a footer says about the logs; doc.go has the format.
+func encodeExtra(claims []raftlog.LogClaim, kept raftlog.KeptLog) []byte {
+	b := encodeClaims(claims)
+	if kept.First == 0 || kept.First > kept.From {
+		return b
+	}
+	b[0] = keptVersion
+	b = binary.AppendUvarint(b, kept.First)
+	b = binary.AppendUvarint(b, uint64(len(kept.Runs)))
+	for _, r := range kept.Runs {
+		b = binary.AppendUvarint(b, r.First)
+		b = binary.AppendUvarint(b, r.Term)
+	}
+	return b
+}
+
 func encodeClaims(claims []raftlog.LogClaim) []byte {
 	b := []byte{claimsVersion}
 	b = binary.AppendUvarint(b, uint64(len(claims)))
@@ -43,12 +63,14 @@ func seqRuns(seqs []uint64) (runs [][2]uint64) {
 	return runs
 }
 
-func decodeClaims(b []byte) ([]raftlog.LogClaim, error) {
+func decodeExtra(b []byte) ([]raftlog.LogClaim, raftlog.KeptLog, error) {
+	var kept raftlog.KeptLog
 	if len(b) == 0 {
-		return nil, nil
+		return nil, kept, nil
 	}
-	if b[0] != claimsVersion {
-		return nil, fmt.Errorf("%w: version %d", errClaims, b[0])
+	version := b[0]
+	if version != claimsVersion && version != keptVersion {
+		return nil, kept, fmt.Errorf("%w: version %d", errClaims, version)
 	}
 	b = b[1:]
 	next := func() (v uint64, err error) {
@@ -61,20 +83,49 @@ func decodeClaims(b []byte) ([]raftlog.LogClaim, error) {
 	}
 	count, err := next()
 	if err != nil || count > uint64(len(b)) {
-		return nil, errClaims
+		return nil, kept, errClaims
 	}
 	out := make([]raftlog.LogClaim, 0, count)
 	for range count {
 		c, err := decodeClaim(next)
 		if err != nil {
-			return nil, err
+			return nil, kept, err
 		}
 		out = append(out, c)
 	}
-	if len(b) != 0 {
-		return nil, errClaims
+	if version == keptVersion {
+		if kept, err = decodeKept(next, len(b)); err != nil {
+			return nil, kept, err
+		}
 	}
-	return out, nil
+	if len(b) != 0 {
+		return nil, kept, errClaims
+	}
+	return out, kept, nil
+}
+
+func decodeKept(next func() (uint64, error), left int) (k raftlog.KeptLog, err error) {
+	if k.First, err = next(); err != nil {
+		return k, err
+	}
+	n, err := next()
+	if err != nil || n == 0 || n > uint64(left) || k.First == 0 {
+		return k, errClaims
+	}
+	for i := range n {
+		var r raftlog.TermRun
+		if r.First, err = next(); err == nil {
+			r.Term, err = next()
+		}
+		switch {
+		case err != nil:
+			return k, err
+		case i == 0 && r.First != k.First-1, i > 0 && r.First <= k.Runs[i-1].First:
+			return k, errClaims
+		}
+		k.Runs = append(k.Runs, r)
+	}
+	return k, nil
 }
 
 // maxClaimedFiles bounds what a run of files can make us allocate.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"path"
 	"slices"
 
@@ -68,6 +69,7 @@ type cursor struct {
 	cutAt  place // where a cut has to truncate; seq 0: nothing to cut
 	claims func(*item) (proven uint64)
 	recent []mark // where entries begin, rising; those that are proven durable are forgotten
+	upTo   uint64 // nothing behind this entry is looked at
 	err    error
 }
 
@@ -93,7 +95,13 @@ func (c *cursor) above(index uint64) (at place, ok bool) {
 // newCursor starts before the first record; claims is called for every
 // readable record, also for those behind a bad one.
 func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item) uint64) *cursor {
-	c := &cursor{q: q, files: files, window: window, claims: claims}
+	return newCursorUpTo(q, files, window, claims, math.MaxUint64)
+}
+
+// newCursorUpTo is newCursor for a log that grows: what is behind an entry may
+// be half written.
+func newCursorUpTo(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item) uint64, upTo uint64) *cursor {
+	c := &cursor{q: q, files: files, window: window, claims: claims, upTo: upTo}
 	c.next, c.stop = iter.Pull(c.records)
 	c.advance()
 	return c
@@ -104,6 +112,10 @@ func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*i
 // end, and the log ends there (B25).
 func (c *cursor) advance() {
 	it, ok := c.next()
+	if ok && it.rec.Index > c.upTo {
+		ok = false
+		c.stop()
+	}
 	if ok && it.rec.Index < c.last {
 		c.bad = &badEnd{at: it.at, what: fmt.Sprintf("a record of entry %d after one of entry %d", it.rec.Index, c.last)}
 		c.end = it.at

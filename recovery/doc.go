@@ -42,4 +42,10 @@
 //	    uvarint log id
 //	    uvarint number of runs of files, each: uvarint first, uvarint count
 //	    uvarint end of the newest record in the last file; 0: not known
+//
+// Version 2 is what a node of several writes while its log is kept below the
+// checkpoint for a follower that is behind. It ends in
+//
+//	uvarint first index that is kept, uvarint number of terms, each:
+//	uvarint first index, uvarint term; the first one is of the entry before
 package recovery

@@ -38,18 +38,18 @@ func TestClaimsRoundTrip(t *testing.T) {
 		{{Log: 0, Seqs: []uint64{1}, End: 64}},
 		{{Log: 0, Seqs: []uint64{1, 2, 3, 7, 9, 10}, End: 1 << 40}, {Log: 1 << 60, Seqs: []uint64{5}}},
 	} {
-		b := encodeClaims(claims)
-		got, err := decodeClaims(b)
+		b := encodeExtra(claims, raftlog.KeptLog{})
+		got, _, err := decodeExtra(b)
 		if err != nil || len(got) != len(claims) || len(claims) > 0 && !reflect.DeepEqual(got, claims) {
 			t.Errorf("%v became %v, %v", claims, got, err)
 		}
 		for i := 1; i < len(b); i++ {
-			if _, err := decodeClaims(b[:i]); err == nil {
+			if _, _, err := decodeExtra(b[:i]); err == nil {
 				t.Errorf("%v: %d of %d bytes are taken", claims, i, len(b))
 			}
 		}
 	}
-	if _, err := decodeClaims([]byte{1, 1, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 0}); err == nil {
+	if _, _, err := decodeExtra([]byte{1, 1, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 0}); err == nil {
 		t.Error("a run of 2^40 files is taken")
 	}
 }

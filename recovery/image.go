@@ -26,6 +26,12 @@ type image struct {
 	confDone uint64 // membership changes at or below are in the state file
 	maxTerm  uint64
 	believe  func(*item) bool // whose claims count; nil: everybody's
+	// live: beside a running group, up to this entry. Look-ups and the store know
+	// what is there. 0: in a boot.
+	live uint64
+	stop func() bool // whether to give up; nil: never
+	// emit takes the entries instead of the machine; nil: the machine does.
+	emit func(*pb.Entry)
 
 	cursors heapOfCursors
 	all     []*cursor
@@ -72,34 +78,10 @@ func (m *image) proves(index uint64, it *item) {
 
 // run reads everything. It returns an error for what no cut may take away.
 func (m *image) run() error {
-	m.last, m.applied = m.footer.From, m.footer.From
-	m.commit = m.footer.To
-	m.terms = []raftlog.TermRun{{First: m.footer.From, Term: m.footer.FromTerm}}
-	for _, c := range m.all {
-		if c.has {
-			m.cursors = append(m.cursors, c)
-		}
-	}
-	heap.Init(&m.cursors)
+	m.begin()
 	for len(m.cursors) > 0 {
-		index := m.cursors[0].cur.rec.Index
-		switch {
-		case m.stopped != 0:
-			if err := m.drain(); err != nil {
-				return err
-			}
-		case index <= m.footer.From:
-			if err := m.remember(index); err != nil {
-				return err
-			}
-		case index != m.last+1 && plant.Is(plant.ReplayPastHole):
-			m.last = index - 1
-		case index != m.last+1:
-			m.stopAt(m.last+1, missingEverywhere, place{})
-		default:
-			if err := m.entry(index); err != nil {
-				return err
-			}
+		if err := m.step(); err != nil {
+			return err
 		}
 	}
 	for _, c := range m.all {
@@ -111,6 +93,39 @@ func (m *image) run() error {
 		m.stopped = m.last + 1
 	}
 	return nil
+}
+
+// begin sets the cursors side by side.
+func (m *image) begin() {
+	m.last, m.applied = m.footer.From, m.footer.From
+	m.commit = m.footer.To
+	m.terms = []raftlog.TermRun{{First: m.footer.From, Term: m.footer.FromTerm}}
+	for _, c := range m.all {
+		if c.has {
+			m.cursors = append(m.cursors, c)
+		}
+	}
+	heap.Init(&m.cursors)
+}
+
+// step takes the records of one index.
+func (m *image) step() error {
+	index := m.cursors[0].cur.rec.Index
+	switch {
+	case m.stop != nil && m.stop():
+		return errGivenUp
+	case m.stopped != 0:
+		return m.drain()
+	case index <= m.footer.From:
+		return m.remember(index)
+	case index != m.last+1 && plant.Is(plant.ReplayPastHole):
+		m.last = index - 1
+		return nil
+	case index != m.last+1:
+		m.stopAt(m.last+1, missingEverywhere, place{})
+		return nil
+	}
+	return m.entry(index)
 }
 
 // missingEverywhere is what an image misses of an entry without any copy.
@@ -160,12 +175,19 @@ func (m *image) moved(c *cursor) {
 
 // register tells look-ups (and the machine) of a record that stays.
 func (m *image) register(it *item, remember bool) error {
+	if m.emit != nil {
+		return nil
+	}
 	f := newSpot(it)
-	f.note(m.footer.From)
+	if m.live == 0 {
+		f.note(m.footer.From)
+	}
 	if it.known {
 		return nil
 	}
-	f.index()
+	if m.live == 0 {
+		f.index()
+	}
 	if remember && (it.rec.Kind == entry.KindAppend || it.rec.Kind == entry.KindIDs) {
 		if err := m.machine.Remember(it.rec.Append); err != nil {
 			return fmt.Errorf("%s: %w", it.at, err)
@@ -207,6 +229,9 @@ func (m *image) entry(index uint64) error {
 		return err
 	}
 	for i := range a.spots {
+		if m.live != 0 {
+			break
+		}
 		a.spots[i].note(m.applied)
 		if !a.spots[i].known {
 			a.spots[i].index()
@@ -218,6 +243,11 @@ func (m *image) entry(index uint64) error {
 // take gives a complete entry to the machine, or keeps it for raft when
 // nothing says that it is committed (F6).
 func (m *image) take(e *pb.Entry, a *assembly) error {
+	if m.emit != nil {
+		m.last = a.index
+		m.emit(e)
+		return nil
+	}
 	h := a.head
 	if run := m.terms[len(m.terms)-1]; h.Term < run.Term {
 		return &RefuseError{File: a.where().file(), Pos: a.where().pos, Index: a.index, What: "terms go back",

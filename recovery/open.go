@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path"
+	"slices"
 	"time"
 
 	"queen/index"
@@ -24,6 +25,9 @@ type Config struct {
 	ClusterID string
 	// Reserve is what a start on a full volume releases; nil: nothing.
 	Reserve *Reserve
+	// Voters are the nodes of a new cluster, for a directory that is made; empty:
+	// this node alone. A directory that is there has its own membership.
+	Voters []uint64
 	// Random mints the cluster id; nil: crypto/rand.
 	Random io.Reader
 }
@@ -119,6 +123,7 @@ type boot struct {
 	footer index.Footer
 	rowsAt string // file of the footer, or where one should be
 	claims []raftlog.LogClaim
+	kept   raftlog.KeptLog                      // of the log below the checkpoint
 	sealed map[uint64]map[uint64]index.FileInfo // by log and file
 	// believe tells whose claims count (I2); nil: everybody's. See Snapshot.
 	believe func(*item) bool
@@ -184,9 +189,10 @@ func (b *boot) open(lock io.Closer) (none raftlog.Boot, err error) {
 	b.report.From, b.report.To, b.report.Last, b.report.Replayed = b.footer.From, b.footer.To, img.last, img.replays
 	return raftlog.Boot{
 		Store: b.store, Rows: b.rows, State: b.state, Footer: img.footer,
-		Terms: img.terms, Last: img.last, Applied: img.applied, Commit: img.committed(), Unapplied: img.pending,
+		Terms: append(b.termsBelow(), img.terms...), Last: img.last, Applied: img.applied, Commit: img.committed(), Unapplied: img.pending,
 		Replayed: img.replays, Lock: lock,
-		Extra: func(s *raftlog.Store) []byte { return encodeClaims(s.Claims()) },
+		Extra: func(s *raftlog.Store) []byte { return encodeExtra(s.Claims(), s.Kept()) },
+		Kept:  b.kept, Entries: readEntries, Reread: reread,
 	}, nil
 }
 
@@ -256,8 +262,8 @@ func (b *boot) wantDirs() error {
 	return nil
 }
 
-// makeState makes a new directory's subdirectories and its first state: one
-// voter, this node.
+// makeState makes a new directory's subdirectories and its first state: the
+// voters of a new cluster, or this node alone.
 func (b *boot) makeState(dir string) error {
 	for _, d := range []string{dir, path.Join(b.dir, checkpointDir), path.Join(b.dir, "log")} {
 		if err := b.fs.MkdirAll(d); err != nil {
@@ -267,8 +273,22 @@ func (b *boot) makeState(dir string) error {
 	if err := b.fs.SyncDir(b.dir); err != nil {
 		return fmt.Errorf("sync %s: %w", b.dir, err)
 	}
-	b.state = raftlog.State{Conf: raftlog.Membership{Voters: []uint64{b.cfg.Group.NodeID}}}
+	voters := b.cfg.Voters
+	if len(voters) == 0 {
+		voters = []uint64{b.cfg.Group.NodeID}
+	}
+	b.state = raftlog.State{Conf: raftlog.Membership{Voters: voters}}
 	return raftlog.SaveState(b.fs, dir, &b.state)
+}
+
+// termsBelow are the terms of the entries below the checkpoint that are kept for
+// followers.
+func (b *boot) termsBelow() []raftlog.TermRun {
+	runs := b.kept.Runs
+	for len(runs) > 0 && runs[len(runs)-1].First >= b.footer.From {
+		runs = runs[:len(runs)-1] // the image begins there
+	}
+	return slices.Clone(runs)
 }
 
 func (b *boot) loadRows() (err error) {
@@ -278,7 +298,7 @@ func (b *boot) loadRows() (err error) {
 		return rowsError(dir, err)
 	}
 	b.rowsAt = b.rows.File()
-	if b.claims, err = decodeClaims(b.footer.Extra); err != nil {
+	if b.claims, b.kept, err = decodeExtra(b.footer.Extra); err != nil {
 		return &RefuseError{File: dir, Pos: -1, What: "footer of the checkpoint", Err: err}
 	}
 	return nil

@@ -288,7 +288,7 @@ func (s *Snapshot) loadFooter() {
 		}
 	}
 	if s.FooterErr == nil {
-		s.Claims, s.FooterErr = decodeClaims(s.Footer.Extra)
+		s.Claims, _, s.FooterErr = decodeExtra(s.Footer.Extra)
 	}
 }
 
