@@ -105,7 +105,7 @@ func readFixtures(t *testing.T, fs vfs.FS) {
 	}
 	x, err := OpenLogIndex(fs, "q7", NewTableCache(0, 1))
 	check(t, err)
-	check(t, x.Verify())
+	check(t, x.Verify(nil))
 	if got := x.Files(); len(got) != 9 || got[8] != (FileInfo{Seq: 9, Generation: 1, Size: 4200, MinIndex: 90, MaxIndex: 99,
 		MinTime: 9_000_000, MaxTime: 9_000_039, MinValue: 109, MaxValue: 109, Appends: 40, Values: 1, IDs: 190}) {
 		t.Errorf("files %+v", got)

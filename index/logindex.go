@@ -534,11 +534,11 @@ func (x *LogIndex) read(l *tableList, fn func(*tableList) (*tablePair, error)) e
 func (x *LogIndex) markBroken(p *tablePair, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	i := slices.Index(x.mu.tables.pairs, p)
-	if i < 0 || p.broken {
+	i := slices.IndexFunc(x.mu.tables.pairs, p.sameTables)
+	if i < 0 || x.mu.tables.pairs[i].broken {
 		return
 	}
-	q := *p
+	q := *x.mu.tables.pairs[i]
 	q.broken = true
 	pairs := slices.Clone(x.mu.tables.pairs)
 	pairs[i] = &q

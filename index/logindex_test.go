@@ -141,7 +141,7 @@ func TestLogIndexDamage(t *testing.T) {
 			if len(m.x.Broken()) > 0 {
 				met++
 			}
-			err := m.x.Verify()
+			err := m.x.Verify(nil)
 			if err != nil && (!errors.Is(err, ErrCorrupt) || len(m.x.Broken()) == 0) {
 				t.Fatalf("%v, broken %v", err, m.x.Broken())
 			}
@@ -234,7 +234,7 @@ func TestLogIndexCrashInMaintenance(t *testing.T) {
 			m.sealRolled(t)
 			m.merge(t)
 			m.verify(t)
-			check(t, m.x.Verify())
+			check(t, m.x.Verify(nil))
 			if infos, err := m.fs.List(modelDir); err != nil || len(infos) != 2*m.x.Tables() {
 				t.Fatalf("keep %v call %d: %d files for %d pairs: %v", keep, n, len(infos), m.x.Tables(), err)
 			}

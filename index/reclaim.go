@@ -2,6 +2,7 @@ package index
 
 import (
 	"errors"
+	"io"
 	"slices"
 
 	"queen/internal/crashpoint"
@@ -102,6 +103,8 @@ type RowsSnapshot struct {
 	Footer Footer
 	file   rowsFile
 	scan   *rowsScanner
+
+	rows, chain uint64 // of what Verify has read
 }
 
 // Snapshot opens the newest finished checkpoint; nil when there is none. Like every method of Rows it belongs to the
@@ -114,11 +117,51 @@ func (r *Rows) Snapshot() (*RowsSnapshot, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.size = min(s.size, r.cur.end) // what follows may be cut off at any time
 	return &RowsSnapshot{Footer: r.cur.footer, file: r.cur, scan: s}, nil
 }
 
 // Load hands every row to l, in the order of the file.
 func (s *RowsSnapshot) Load(l RowLoader) error { return s.scan.load(&s.file, l) }
+
+// Name is the path of the file, and Size how many bytes of it are the checkpoint.
+func (s *RowsSnapshot) Name() string { return s.scan.file }
+func (s *RowsSnapshot) Size() int64  { return s.file.end }
+
+// Verify reads on, about so many rows, and checks everything that a start checks
+// of them. read is how many it was; more: there are others. A CorruptError is
+// damage: all of this was durable. Load must not be used as well.
+func (s *RowsSnapshot) Verify(rows int) (read int, more bool, err error) {
+	if s.scan.pos() == 0 {
+		head, err := s.scan.window(rowsHeaderSize)
+		if err == nil {
+			err = checkRowsHeader(head, s.scan.file, s.file.seq)
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		s.scan.off += rowsHeaderSize
+	}
+	for ; s.scan.pos() < s.file.end; read++ {
+		if read == rows {
+			return read, true, nil
+		}
+		pos, sum, rec, err := s.scan.next()
+		if errors.Is(err, io.EOF) { // shorter than what was durable
+			err = corruptValue(s.scan.file, pos, "end of the checkpoint", s.file.end, pos)
+		}
+		if err != nil {
+			return read, false, err
+		}
+		if rec.kind != rowFooter {
+			s.rows++
+		} else if err := s.scan.checkFooter(pos, &rec.footer, s.rows, s.chain); err != nil {
+			return read, false, err
+		}
+		s.chain = nextChain(s.chain, sum)
+	}
+	return read, false, nil
+}
 
 // Close gives the file up.
 func (s *RowsSnapshot) Close() error { return s.scan.f.Close() }

@@ -35,6 +35,7 @@ type Rows struct {
 	cur      rowsFile // the file with the newest footer; seq 0: none
 	file     vfs.File // open for writing; nil before the first Begin
 	leftover []uint64 // files that are not cur
+	damaged  bool     // cur cannot be read any more
 	failed   error
 
 	cap *rowsCapture // nil between checkpoints
@@ -111,7 +112,13 @@ func (r *Rows) NeedsCompaction() bool {
 	if slack == 0 {
 		slack = compactSlack
 	}
-	return r.cur.seq == 0 || r.cur.end > 2*r.cur.base+slack && r.roomFor(2*r.cur.end)
+	return r.cur.seq == 0 || (r.damaged || r.cur.end > 2*r.cur.base+slack) && r.roomFor(2*r.cur.end)
+}
+
+// Damaged notes that the newest checkpoint, of the given file, cannot be read any
+// more, so that the next one should be a full one: it takes the file's place.
+func (r *Rows) Damaged(file string) {
+	r.damaged = r.damaged || r.cur.seq != 0 && file == r.path(r.cur.seq)
 }
 
 func (r *Rows) roomFor(bytes int64) bool {
@@ -359,6 +366,7 @@ func (r *Rows) adopt(f Footer) error {
 	if !c.full {
 		return nil
 	}
+	r.damaged = false
 	if old != nil {
 		if err := old.Close(); err != nil {
 			return r.fail(fmt.Errorf("close rows: %w", err))

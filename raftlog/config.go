@@ -68,6 +68,11 @@ type Config struct {
 	CompactMinDeadPct  int           // part of a sealed file that must be gone before it is rewritten, percent; 50
 	ReclaimRest        int           // a pass of reclaim is followed by so many times its own duration without one; 20, below 0: none
 	SealAge            time.Duration // age at which a file of a log with retention may end before it is full; 600 s
+
+	// The scrub reads everything again that is sealed or checkpointed.
+	ScrubEvery time.Duration // from the begin of a pass to that of the next; 0: there are none
+	ScrubBytes int64         // bytes of segment files and side tables that it reads in a second; 8 MiB
+	ScrubRows  int64         // rows of the checkpoint that it reads in a second; 2000
 }
 
 // Observer is told what a group measures. Nil functions are skipped; they are
@@ -112,6 +117,8 @@ func (c Config) WithDefaults() Config {
 	setDefault(&c.CompactMinDeadPct, 50)
 	setDefault(&c.ReclaimRest, 20)
 	setDefault(&c.SealAge, 600*time.Second)
+	setDefault(&c.ScrubBytes, 8<<20)
+	setDefault(&c.ScrubRows, 2000)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

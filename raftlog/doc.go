@@ -11,8 +11,8 @@
 // logs whose sync is due, synced (writer.go). Neither starts anything or reads
 // a clock, so that a simulator can drive both. Around them stand goroutines:
 // the loop (turns.go), the writer with its sync workers (writerloop.go), the
-// rows writer (rowsloop.go), the sealer (sealer.go), the reclaimer (reclaim.go) and the preparers
-// (prepare.go). A turn is run by whoever brings something in and finds the core
+// rows writer (rowsloop.go), the sealer (sealer.go), the reclaimer (reclaim.go), the scrubber
+// (scrub.go) and the preparers (prepare.go). A turn is run by whoever brings something in and finds the core
 // free, the submitter of a call or the log writer; by the loop otherwise. Package recovery finds out what a directory holds and hands it
 // to Start.
 //

@@ -50,7 +50,8 @@ func (b *Boot) Close() error {
 // Group is one raft node with its log, its loop and its state machine.
 //
 // Start starts these goroutines, and Stop ends them all: the loop, the log
-// writer and its sync workers, the rows writer, the sealer and the preparers.
+// writer and its sync workers, the rows writer, the sealer, the reclaimer, the
+// scrubber and the preparers.
 // Raft and the machine are touched only by who holds turning.
 //
 // Its methods are safe for concurrent use.
@@ -64,6 +65,7 @@ type Group struct {
 	writer   *writerLoop
 	rows     *rowsLoop
 	sealer   *sealer
+	scrub    *scrubber
 	prep     *preparers
 	rereader *rereader
 	ahead    *aheadReader
@@ -89,7 +91,10 @@ func Start(cfg Config, b Boot) (*Group, error) {
 	}
 	g.writer = startWriter(w, &g.cfg, &g.stats, g.written, g.fatal)
 	g.rows = startRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
-	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
+	g.sealer = startSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.rows.replace, g.fatal)
+	g.scrub = newScrubber(b.Store, &g.cfg, nil, g.rows.replace)
+	g.scrub.snapshot = func() (*index.RowsSnapshot, error) { return g.rows.read(g.scrub.quit) }
+	startScrubber(g.scrub)
 	g.prep = startPreparers(g.cfg.Prepare)
 	g.rereader = newRereader(g)
 	g.ahead = startAhead(g)
@@ -283,6 +288,8 @@ func (g *Group) handle(e *event) {
 	case e.fresh != nil:
 		e.adopt()
 		c.rereadDone(e.fresh)
+	case e.checkpoint:
+		c.ckpt.bytes++
 	case e.fn != nil:
 		e.fn()
 	case e.stopPlanner:
@@ -323,6 +330,7 @@ func (g *Group) stop(ctx context.Context) error {
 	g.rereader.stop()
 	g.ahead.stop()
 	g.sealer.stop()
+	g.scrub.stop()
 	g.prep.stop()
 	g.rows.stop()
 	stopped := make(chan error, 1)

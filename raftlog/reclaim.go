@@ -56,7 +56,9 @@ type reclaimer struct {
 	store  *Store
 	cfg    *Config
 	submit func(writerRequest)
-	fatal  func(error)
+	// replace asks for a full checkpoint in the place of a file that cannot be read.
+	replace func(file string)
+	fatal   func(error)
 
 	mu struct {
 		sync.Mutex
@@ -71,14 +73,14 @@ type reclaimer struct {
 	jobs []job // wait for a footer that does not list their files
 }
 
-func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), fatal func(error)) *reclaimer {
-	r := newReclaimer(s, cfg, submit, fatal)
+func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), fatal func(error)) *reclaimer {
+	r := newReclaimer(s, cfg, submit, replace, fatal)
 	go r.run()
 	return r
 }
 
-func newReclaimer(s *Store, cfg *Config, submit func(writerRequest), fatal func(error)) *reclaimer {
-	r := &reclaimer{store: s, cfg: cfg, submit: submit, fatal: fatal,
+func newReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), fatal func(error)) *reclaimer {
+	r := &reclaimer{store: s, cfg: cfg, submit: submit, replace: replace, fatal: fatal,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 	s.reclaimer.Store(r)
 	return r
@@ -190,7 +192,15 @@ func (r *reclaimer) pass(snap *index.RowsSnapshot, keep uint64) error {
 	if plant.Is(plant.ReclaimAhead) {
 		j.from = r.store.applied.Load()
 	}
-	if err := snap.Load(j.kept); err != nil {
+	switch err := snap.Load(j.kept); {
+	case errors.Is(err, index.ErrCorrupt):
+		// The state in memory is sound: nothing is freed until a new checkpoint has taken this one's place.
+		r.store.reclaimed.Failures.Add(1)
+		r.store.reclaimed.Passes.Add(1)
+		r.store.opt.Logger.Error("the checkpoint is damaged, a new one takes its place soon: do not stop the broker before that", slog.Any("err", err))
+		r.replace(snap.Name())
+		return nil
+	case err != nil:
 		return fmt.Errorf("load the checkpoint: %w", err)
 	}
 	waiting := r.jobs

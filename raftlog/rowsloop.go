@@ -20,7 +20,7 @@ type rowsLoop struct {
 	half  atomic.Bool // half of the rows file is dead
 }
 
-// rowsRequest is one step; exactly one field is set.
+// rowsRequest is one step, or a word about the rows; exactly one field is set.
 type rowsRequest struct {
 	begin   *bool // full
 	put     *rowBatch
@@ -28,6 +28,9 @@ type rowsRequest struct {
 	abandon bool
 	// snapshot is given the newest checkpoint, to read; nil: there is none.
 	snapshot func(*index.RowsSnapshot)
+	// open takes the newest checkpoint for the scrub, which can do without.
+	open    func(*index.RowsSnapshot, error)
+	damaged string // the file of a checkpoint that cannot be read any more
 }
 
 // rowsQueue is how many slices may wait: more than the core's backlog limit
@@ -94,6 +97,14 @@ func (l *rowsLoop) do(r rowsRequest) error {
 			err = l.store.checkpointed(l.rows)
 		}
 		return err
+	case r.open != nil:
+		r.open(l.rows.Snapshot())
+		return nil
+	case r.damaged != "":
+		l.rows.Damaged(r.damaged)
+		l.half.Store(l.rows.NeedsCompaction())
+		l.post(event{checkpoint: true})
+		return nil
 	default:
 		return l.rows.Abandon()
 	}
@@ -104,3 +115,32 @@ func (l *rowsLoop) begin(full bool)       { l.in <- rowsRequest{begin: &full} }
 func (l *rowsLoop) put(b *rowBatch)       { l.in <- rowsRequest{put: b} }
 func (l *rowsLoop) finish(f Footer)       { l.in <- rowsRequest{finish: &f} }
 func (l *rowsLoop) abandon()              { l.in <- rowsRequest{abandon: true} }
+
+// read has the newest checkpoint opened; nil: there is none. quit ends the wait
+// for it, which is errClosing.
+func (l *rowsLoop) read(quit <-chan struct{}) (*index.RowsSnapshot, error) {
+	type opened struct {
+		snap *index.RowsSnapshot
+		err  error
+	}
+	got := make(chan opened, 1)
+	l.in <- rowsRequest{open: func(snap *index.RowsSnapshot, err error) { got <- opened{snap, err} }}
+	select {
+	case o := <-got:
+		return o.snap, o.err
+	case <-quit:
+	}
+	go func() { // the rows writer may still come to it
+		select {
+		case o := <-got:
+			if o.snap != nil {
+				_ = o.snap.Close() // only read
+			}
+		case <-l.done:
+		}
+	}()
+	return nil, errClosing
+}
+
+// replace asks for a full checkpoint in the place of one that cannot be read.
+func (l *rowsLoop) replace(file string) { l.in <- rowsRequest{damaged: file} }

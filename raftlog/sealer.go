@@ -40,9 +40,9 @@ type sealer struct {
 	reclaimer *reclaimer
 }
 
-func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), fatal func(error)) *sealer {
+func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), replace func(string), fatal func(error)) *sealer {
 	l := newSealer(s, cfg, submit, post, fatal)
-	l.reclaimer = startReclaimer(s, cfg, submit, fatal)
+	l.reclaimer = startReclaimer(s, cfg, submit, replace, fatal)
 	go l.run()
 	return l
 }

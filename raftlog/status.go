@@ -113,6 +113,9 @@ func (g *Group) LogSize(queue uint64) (segments int, bytes int64) {
 	return segments, bytes
 }
 
+// Scrubbed is what the scrub has done.
+func (g *Group) Scrubbed() Scrubbed { return g.scrub.status() }
+
 // Reclaimed counts what reclaim has done.
 func (g *Group) Reclaimed() *Reclaimed { return &g.store.reclaimed }
 

@@ -23,10 +23,11 @@ const (
 	StepReclaim             // files are freed by the newest checkpoint
 	StepReread              // the state is read again (F7)
 	StepAhead               // entries are read for a follower (F18)
+	StepScrub               // a whole pass of the scrub; always possible, so Can does not name it
 	NumSteps
 )
 
-var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look", "reclaim", "reread", "ahead"}
+var stepNames = [NumSteps]string{"loop", "write", "sync", "report", "rows", "seal", "look", "reclaim", "reread", "ahead", "scrub"}
 
 func (s Step) String() string { return stepNames[s] }
 
@@ -64,7 +65,8 @@ func NewStepper(cfg Config, b Boot) (*Stepper, error) {
 	g.writer = &writerLoop{w: w, cfg: &g.cfg, stats: &g.stats, post: func(e event) { g.in.event(e) }, fatal: g.fatal}
 	g.rows = newRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = newSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
-	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.fatal)
+	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.rows.replace, g.fatal)
+	g.scrub = newScrubber(b.Store, &g.cfg, b.Rows.Snapshot, g.rows.replace)
 	g.prep = &preparers{fn: g.cfg.Prepare}
 	g.prep.more = sync.NewCond(&g.prep.mu)
 	s := &Stepper{g: g, again: true}
@@ -188,6 +190,8 @@ func (s *Stepper) Do(step Step) {
 	case StepReclaim:
 		<-g.sealer.reclaimer.wake
 		s.failOn(g.sealer.reclaimer.work(), "files cannot be freed")
+	case StepScrub:
+		_ = g.scrub.pass() // what it finds is for Scrubbed to tell
 	}
 }
 
@@ -223,6 +227,9 @@ func (s *Stepper) Close() error {
 	g.ahead.close(0)
 	return errors.Join(g.boot.Rows.Close(), g.store.Close(), g.boot.Lock.Close())
 }
+
+// Scrubbed is what the scrub has done.
+func (s *Stepper) Scrubbed() Scrubbed { return s.g.scrub.status() }
 
 // Status reads the group's counters.
 func (s *Stepper) Status() Status { return s.g.Status() }

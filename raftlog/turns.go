@@ -26,6 +26,7 @@ type event struct {
 	rowBytes    int
 	footer      *Footer
 	sealed      bool
+	checkpoint  bool // one is wanted although nothing has changed
 	fn          func()
 	parcel      *Parcel
 	at          int64   // when the parcel came

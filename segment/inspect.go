@@ -16,6 +16,7 @@ import (
 type Header struct {
 	Version              uint32
 	Log, Seq, Generation uint64
+	Covers               uint64 // the last file whose records are in this one; 0 in a file that was appended to
 }
 
 // Gap is a run of bytes in which there is no record.
@@ -65,7 +66,7 @@ func Inspect(o Inspection) (Header, error) {
 	if err != nil {
 		return Header{}, err
 	}
-	out := Header{Version: h.version, Log: h.id, Seq: h.seq, Generation: h.generation}
+	out := Header{Version: h.version, Log: h.id, Seq: h.seq, Generation: h.generation, Covers: h.covers}
 	s := &scanner{file: file, salt: salt, size: o.Size, chunk: o.Window}
 	from := int64(HeaderSize)
 	if bad != nil {

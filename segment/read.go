@@ -92,6 +92,16 @@ func (l *Log) ReadAt(seq uint64, pos int64, buf []byte) (body []byte, next int64
 	return rec[RecordHeaderSize:], pos + int64(len(rec)), nil
 }
 
+// VerifyHeader reads the header of a file anew: an open handle has only the one that was read when it was opened.
+func (l *Log) VerifyHeader(seq uint64) error {
+	f, err := l.o.FS.Open(l.path(seq))
+	if err != nil {
+		return err
+	}
+	_, _, err = readHeader(f, l.path(seq), l.o.ID, seq)
+	return errors.Join(err, f.Close())
+}
+
 // readRest reads what is missing of a record of want bytes. The size of the
 // file is asked first, so that a damaged length allocates nothing.
 func (l *Log) readRest(f *cachedFile, head []byte, pos int64, want int) ([]byte, error) {

@@ -40,6 +40,7 @@ type Status struct {
 	// Reason says why the node does not serve; empty when it does.
 	Reason string
 	Freed  Freed
+	Scrub  raftlog.Scrubbed
 }
 
 // Freed counts what retention has removed while this node led, and what reclaim has freed on it, since its start.

@@ -2,7 +2,9 @@ package server
 
 import (
 	"net/http"
+	"time"
 
+	"queen/raftlog"
 	"queen/server/rawjson"
 )
 
@@ -19,6 +21,8 @@ func (s *Server) serveHealth(x *exchange) {
 		reason = *sick
 	case s.disk.spent.Load():
 		reason = "the data volume is full and its reserve is used up"
+	case reason == "":
+		reason = st.Scrub.Damage
 	}
 	code, word := http.StatusOK, "healthy"
 	if reason != "" {
@@ -42,6 +46,37 @@ func (s *Server) serveHealth(x *exchange) {
 
 func (s *Server) serveStatus(x *exchange) {
 	x.out = append(x.out[:0], `{"status":"ok","engine":"raft","version":`...)
-	x.out = append(rawjson.AppendString(x.out, s.cfg.Version), '}')
+	st := s.engine.Status()
+	x.out = append(appendScrub(append(rawjson.AppendString(x.out, s.cfg.Version), `,"scrub":`...), &st.Scrub), '}')
 	_ = x.answer(http.StatusOK)
+}
+
+// appendScrub appends what the scrub has done and found.
+func appendScrub(dst []byte, sc *raftlog.Scrubbed) []byte {
+	dst = rawjson.AppendBool(append(dst, `{"running":`...), sc.Running)
+	dst = appendInt(append(dst, ','), "passes", sc.Passes)
+	dst = appendInt(append(dst, ','), "findings", sc.Findings)
+	dst = append(dst, `,"damage":`...)
+	if sc.Damage == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = rawjson.AppendString(dst, sc.Damage)
+	}
+	dst = append(dst, `,"lastPass":`...)
+	if sc.Last.Ended == 0 {
+		return append(dst, "null}"...)
+	}
+	for i, at := range []struct {
+		name   string
+		micros int64
+	}{{"startedAt", sc.Last.Begun}, {"endedAt", sc.Last.Ended}} {
+		dst = append(append(dst, "{,"[i]), '"')
+		dst = append(append(dst, at.name...), `":"`...)
+		dst = append(time.UnixMicro(at.micros).UTC().AppendFormat(dst, time.RFC3339), '"')
+	}
+	dst = appendInt(append(dst, ','), "files", sc.Last.Files)
+	dst = appendInt(append(dst, ','), "bytes", sc.Last.Bytes)
+	dst = appendInt(append(dst, ','), "rows", sc.Last.Rows)
+	dst = appendInt(append(dst, ','), "findings", sc.Last.Findings)
+	return append(dst, '}', '}')
 }

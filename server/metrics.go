@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"queen/fsm"
+	"queen/raftlog"
 	"queen/server/rawjson"
 )
 
@@ -155,6 +156,7 @@ func (m *metrics) registerStatus(s *Server) {
 		Name: "queen_raft_admit_total", Help: "Outcomes of admission.", ConstLabels: prometheus.Labels{"outcome": "refused"},
 	}, func() float64 { return float64(s.admission.refused.Load()) }))
 	m.registerFreed(s)
+	m.registerScrub(s)
 	gauge("queen_uptime_seconds", "Age of the process.", nil, func() float64 { return s.cfg.Clock().Sub(s.started).Seconds() })
 }
 
@@ -186,6 +188,29 @@ func (m *metrics) registerFreed(s *Server) {
 	done("rewrites", func(f *Freed) int64 { return f.Rewrites })
 	done("merges", func(f *Freed) int64 { return f.Merges })
 	done("logs", func(f *Freed) int64 { return f.Logs })
+}
+
+func (m *metrics) registerScrub(s *Server) {
+	number := func(name, help string, of func(*raftlog.Scrubbed) int64) {
+		value := func() float64 {
+			st := s.engine.Status()
+			return float64(of(&st.Scrub))
+		}
+		if strings.HasSuffix(name, "_total") {
+			m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, value))
+			return
+		}
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	number("queen_store_scrub_passes_total", "Passes of the scrub that ended.", func(sc *raftlog.Scrubbed) int64 { return sc.Passes })
+	number("queen_store_scrub_findings_total", "Damage that the scrub has found.", func(sc *raftlog.Scrubbed) int64 { return sc.Findings })
+	number("queen_store_scrub_bytes_total", "Bytes that the scrub has read.", func(sc *raftlog.Scrubbed) int64 { return sc.Bytes })
+	number("queen_store_scrub_rows_total", "Rows that the scrub has read.", func(sc *raftlog.Scrubbed) int64 { return sc.Rows })
+	number("queen_store_scrub_last_pass_timestamp_seconds", "When the last pass of the scrub ended; 0: none has.", func(sc *raftlog.Scrubbed) int64 { return sc.Last.Ended / 1_000_000 })
+	number("queen_store_scrub_last_pass_findings", "Damage that the last pass found.", func(sc *raftlog.Scrubbed) int64 { return sc.Last.Findings })
+	number("queen_store_scrub_damaged", "1 from the time when the scrub finds damage until a pass finds none.", func(sc *raftlog.Scrubbed) int64 {
+		return int64(min(len(sc.Damage), 1))
+	})
 }
 
 // routeStats measure one route. The observer of a status is looked up once.

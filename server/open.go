@@ -153,6 +153,7 @@ func (b *Broker) Status() Status {
 		Role: "candidate", HasLeader: g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
 		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
 	}
+	st.Scrub = b.group.Scrubbed()
 	m, r := b.Removed(), b.Reclaimed()
 	st.Freed = Freed{
 		Aged: m.Aged.Load(), Completed: m.Completed.Load(), Waited: m.Waited.Load(),

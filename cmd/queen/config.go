@@ -82,6 +82,10 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 
 			CompactMinDeadPct: int(min(v.count("QUEEN_QLOG_COMPACT_MIN_DEAD_PCT"), 100)),
 			SealAge:           time.Duration(v.count("QUEEN_QLOG_SEAL_AGE_S")) * time.Second,
+
+			ScrubEvery: time.Duration(v.count("QUEEN_STORE_SCRUB_EVERY_S")) * time.Second,
+			ScrubBytes: v.count("QUEEN_STORE_SCRUB_BYTES_PER_S"),
+			ScrubRows:  v.count("QUEEN_STORE_SCRUB_ROWS_PER_S"),
 		},
 		Planner: fsm.Config{
 			EntryBytes:            int(v.count("QUEEN_RAFT_ENTRY_MAX_BYTES")),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ type rig struct {
 	shards int
 	dedup  int64                 // bytes; 0: the default
 	group  func(*raftlog.Config) // more of the configuration; may be nil
+	logger *slog.Logger          // nil: nowhere
 	b      *server.Broker
 	seq    uint64
 	fatal  chan error
@@ -63,7 +65,7 @@ func (r *rig) open() (err error) {
 		r.group(&group)
 	}
 	r.b, err = server.Open(server.StorageConfig{
-		FS: r.fs, Dir: "data", NodeID: 1,
+		FS: r.fs, Dir: "data", NodeID: 1, Logger: r.logger,
 		Planner: fsm.Config{DefaultMode: fsm.SubscribeAll, RetentionScan: 1_000_000, DedupBytes: r.dedup},
 		Group:   group,
 		Fatal: func(err error) {
@@ -258,7 +260,7 @@ func (r *rig) checkpoint() {
 	was := passes.Load()
 	for deadline := time.Now().Add(patience); passes.Load() == was; {
 		// Something to write, or there is no checkpoint. A pass may be left out when the last one took long.
-		r.call(&fsm.KV{Ops: []fsm.KVOp{{Kind: fsm.KVPut, NS: "rig", Key: "k", Value: []byte(fmt.Sprint(r.seq))}}})
+		r.putKey()
 		for i := 0; i < 70 && begun.Load() == was; i++ {
 			r.clock.advance(time.Second)
 			r.call(&fsm.Read{Do: func(*fsm.State) {}})
@@ -271,6 +273,12 @@ func (r *rig) checkpoint() {
 			r.t.Fatal("no pass of reclaim")
 		}
 	}
+}
+
+// putKey is something to write.
+func (r *rig) putKey() {
+	r.t.Helper()
+	r.call(&fsm.KV{Ops: []fsm.KVOp{{Kind: fsm.KVPut, NS: "rig", Key: "k", Value: []byte(fmt.Sprint(r.seq))}}})
 }
 
 // reclaim lets reclaim do everything that there is to do now.

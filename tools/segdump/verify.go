@@ -453,7 +453,7 @@ func (v *verifier) tables() {
 				v.failed(classDerived, err, effectAgain)
 			}
 		}
-		for _, err := range each(l.Index.Verify()) {
+		for _, err := range each(l.Index.Verify(nil)) {
 			if recovery.Vanished(err) {
 				v.inUse = true // it was there a moment ago
 				continue

@@ -302,6 +302,9 @@ func (c *Client) KVGet(ctx context.Context, ns, key string) (Row, error) {
 
 // KVGetMany reads keys of one namespace; absent ones are not in the answer.
 func (c *Client) KVGetMany(ctx context.Context, ns string, keys []string) (map[string]json.RawMessage, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
 	var out struct {
 		Results []struct {
 			Rows      []Row
