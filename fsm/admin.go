@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"bytes"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -211,6 +212,12 @@ func (m *Machine) planReplay(c *Call, r *ReplayDeadLetter) verdict {
 	if r.ToPartition == "" {
 		r.ToPartition = l.partition
 	}
+	if m.misfitReplay(c, r, content) {
+		return answered
+	}
+	if r.Payload != nil {
+		msg.Payload, msg.Zstd = r.Payload.Payload, r.Payload.Zstd
+	}
 	txn := entry.AppendUUID([]byte("dlq:"), l.id)
 	msg.ID, msg.Minted, msg.Txn = r.Item.ID, false, txn
 	r.Item = PushItem{
@@ -236,6 +243,21 @@ func (m *Machine) planReplay(c *Call, r *ReplayDeadLetter) verdict {
 		r.Outcome = "refused"
 	}
 	return answered
+}
+
+// misfitReplay reports whether the copy's payload has to get another form first:
+// the one that the destination keeps. A letter keeps the form that its message
+// had, which only the edge can tell.
+func (m *Machine) misfitReplay(c *Call, r *ReplayDeadLetter, content []byte) bool {
+	keeps := FormClear
+	if q := m.s.findQueue(c.Tenant, r.ToQueue); q != nil {
+		keeps = q.opts.form()
+	}
+	if r.Form == keeps && r.Payload != nil || r.Form == FormAny && keeps == FormClear {
+		return false
+	}
+	r.Want, r.Stored, c.Misfit = keeps, bytes.Clone(content), true
+	return true
 }
 
 func (m *Machine) deleteLetter(l *deadLetter) {

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"queen/index"
+	"queen/internal/entry"
 )
 
 // Call is one command on its way through the planner. The edge builds it, the
@@ -27,6 +28,9 @@ type Call struct {
 	// waiting pop is then dropped; a command that was not planned yet is
 	// planned all the same unless it is a pop.
 	Gone atomic.Bool
+	// Misfit is a result: a payload has another form than its queue keeps, so
+	// nothing was done. What is to have which form stands in the body.
+	Misfit bool
 
 	// Key makes the outcome of the call kept; nil: it is not.
 	Key *Keyed
@@ -49,6 +53,17 @@ const (
 	ErrStopped = callError("the broker is stopping")
 )
 
+// PayloadForm is how a payload is kept. The planner knows which form a queue
+// keeps and never looks inside: the edge seals and opens.
+type PayloadForm uint8
+
+// Forms of a payload.
+const (
+	FormAny    PayloadForm = iota // as it is: not compared with what the queue keeps
+	FormClear                     // not sealed
+	FormSealed                    // sealed with the key of the node that took it
+)
+
 // Push stores items. Not atomic across partitions: each item has its status.
 type Push struct {
 	Items  []PushItem
@@ -63,6 +78,7 @@ type PushItem struct {
 	TxnHash          uint64   // xxhash64 of the transactionId's text (not mixed with a partition)
 	Packed           []byte   // the message as entry.AppendMessage encodes it
 	DupOf            int      // index of the first item of this call with the same key; -1: none. Made by GroupItems
+	Form             PayloadForm
 
 	// Result.
 	Status PushStatus
@@ -74,6 +90,7 @@ type PushItem struct {
 	// duplicate that is not of this call (DupOf < 0) was stored by another: its
 	// message id is read from (QueueID, PartitionID, Offset).
 	QueueID, PartitionID uint64
+	Want                 PayloadForm // after a misfit: the form that Packed has to get; FormAny: the one it has
 
 	storedAt int64 // when the original was appended
 }
@@ -363,8 +380,13 @@ type TimerOp struct {
 	// Message is the message that the fire appends, as entry.AppendMessage
 	// encodes it (its id is MessageID).
 	Message []byte
+	Form    PayloadForm // of the message
+	// Encrypted: the request says that the payload is sealed. A transaction is
+	// refused for it when the queue keeps sealed ones.
+	Encrypted bool
 
 	// Result.
+	Want      PayloadForm // as in PushItem
 	OK        bool
 	Status    string // scheduled, rescheduled, cancelled, absent
 	DeliverAt int64
@@ -424,6 +446,11 @@ type DeleteQueue struct {
 type ReplayDeadLetter struct {
 	ID               [16]byte
 	Queue, Partition string // empty: the source's
+	// Form is that of Payload. FormAny: the payload goes as it is stored, and
+	// only into a queue that keeps clear ones. FormClear without a payload: it is
+	// asked for, as a misfit.
+	Form    PayloadForm
+	Payload *entry.Message
 
 	// Result: Outcome moved, duplicate, gone or timer (a __timer__ letter: refused).
 	Outcome              string
@@ -431,6 +458,10 @@ type ReplayDeadLetter struct {
 	Group                string
 	OriginalTxn          []byte
 	Item                 PushItem
+	// After a misfit: the form that the destination keeps, and the message as it
+	// is stored, in memory of its own.
+	Want   PayloadForm
+	Stored []byte
 }
 
 // PurgeDeadLetters removes the dead letters of a queue (and group).

@@ -259,7 +259,7 @@ func (m *Machine) planCall(c *Call) verdict {
 		return v
 	}
 	v := m.plan(c)
-	if b, ok := c.Body.(committer); ok && !c.Key.Kept && (v == answered || v == parked) && b.committed() {
+	if b, ok := c.Body.(committer); ok && !c.Misfit && !c.Key.Kept && (v == answered || v == parked) && b.committed() {
 		m.keepOutcome(c, v == parked)
 	}
 	return v
@@ -280,7 +280,7 @@ func (m *Machine) plan(c *Call) verdict {
 	case *KV:
 		return m.planKV(c.Tenant, b)
 	case *Timers:
-		return m.planTimers(c.Tenant, b)
+		return m.planTimers(c, b)
 	case *HandBack:
 		return m.planHandBack(b)
 	case *Delivered:

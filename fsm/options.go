@@ -229,3 +229,11 @@ func (o *Options) decode(r *rowReader) error {
 	}
 	return r.err
 }
+
+// form is how the queue keeps payloads.
+func (o *Options) form() PayloadForm {
+	if o.EncryptionEnabled {
+		return FormSealed
+	}
+	return FormClear
+}

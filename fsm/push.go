@@ -75,7 +75,11 @@ func (p *Push) firstOf(it *PushItem, g *PushGroup, seen map[uint64][]int) int {
 // planPush stores each group by itself: a duplicate or an append that is too
 // large stops nothing else.
 func (m *Machine) planPush(c *Call, p *Push) verdict {
-	if m.judgePush(c, p) || c.Key != nil && m.needOriginals(c, p) {
+	lookup := m.judgePush(c, p)
+	switch {
+	case c.Misfit:
+		return answered
+	case lookup || c.Key != nil && m.needOriginals(c, p):
 		return again
 	}
 	for i := range p.Groups {
@@ -85,15 +89,18 @@ func (m *Machine) planPush(c *Call, p *Push) verdict {
 }
 
 // judgePush sets the status of every item, writing nothing. It reports whether
-// the call has to look ids up on disk first.
+// the call has to look ids up on disk first. A payload in another form than its
+// queue keeps makes the call a misfit.
 func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
 	for gi := range p.Groups {
 		g := &p.Groups[gi]
 		var part *partition
 		var window int64
+		keeps := FormClear
 		if q := m.s.findQueue(c.Tenant, g.Queue); q != nil {
 			part = q.byName[g.Partition]
 			window = q.opts.window()
+			keeps = q.opts.form()
 		}
 		if part != nil && window > 0 {
 			m.warm(part, p, g)
@@ -102,6 +109,9 @@ func (m *Machine) judgePush(c *Call, p *Push) (lookup bool) {
 		for _, i := range g.Items {
 			it := &p.Items[i]
 			it.Status = Queued
+			if it.Form != keeps && it.Form != FormAny {
+				it.Want, c.Misfit = keeps, true
+			}
 			if it.DupOf >= 0 {
 				it.Status = Duplicate
 				continue

@@ -9,9 +9,31 @@ import (
 	"queen/internal/entry"
 )
 
-func (m *Machine) planTimers(tenant string, t *Timers) verdict {
-	m.emitTimers(tenant, t.Ops)
+func (m *Machine) planTimers(c *Call, t *Timers) verdict {
+	if !m.misfitTimers(c, t.Ops) {
+		m.emitTimers(c.Tenant, t.Ops)
+	}
 	return answered
+}
+
+// misfitTimers reports whether a message has another form than its queue keeps
+// now. What the queue keeps when the timer fires does not matter: the message is
+// sealed, or not, when it is scheduled.
+func (m *Machine) misfitTimers(c *Call, ops []TimerOp) bool {
+	for i := range ops {
+		op := &ops[i]
+		if op.Cancel || op.Form == FormAny {
+			continue
+		}
+		keeps := FormClear
+		if q := m.s.findQueue(c.Tenant, op.Queue); q != nil {
+			keeps = q.opts.form()
+		}
+		if op.Form != keeps {
+			op.Want, c.Misfit = keeps, true
+		}
+	}
+	return c.Misfit
 }
 
 // emitTimers applies timer operations: none of them can be refused here.

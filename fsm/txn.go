@@ -10,6 +10,7 @@ const (
 	ReasonQueueNotFound  = "queue_not_found"
 	ReasonKVPrecondition = "kv_precondition"
 	ReasonUnavailable    = "unavailable"
+	ReasonBadRequest     = "bad_request"
 )
 
 // planTxn judges a step in the fixed order of its checks (acks, pushes,
@@ -42,13 +43,19 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 		t.refuse(ReasonUnavailable, "a message that is to be dead-lettered cannot be read now; transaction rolled back")
 		return answered
 	}
+	if len(t.Timers) > 0 {
+		m.misfitTimers(c, t.Timers)
+	}
 	if len(t.Push.Items) > 0 {
-		if m.judgePush(c, &t.Push) {
-			return again
-		}
-		if m.refusePush(t) {
-			return answered
-		}
+		lookup = m.judgePush(c, &t.Push)
+	}
+	switch {
+	case c.Misfit:
+		return answered
+	case lookup:
+		return again
+	case m.refusePush(t):
+		return answered
 	}
 	if m.refusePositions(c.Tenant, t) {
 		return answered
@@ -57,7 +64,7 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 		t.refuse(ReasonKVPrecondition, "a required KV precondition did not hold")
 		return answered
 	}
-	if m.refuseSize(t, acks.contents) {
+	if m.refuseTimers(c.Tenant, t) || m.refuseSize(t, acks.contents) {
 		return answered
 	}
 	if t.DryRun {
@@ -109,6 +116,22 @@ func (m *Machine) refusePositions(tenant string, t *Txn) bool {
 	if size > m.cfg.EntryBytes {
 		t.refuse(ReasonTooLarge, fmt.Sprintf("the positions are over %d bytes; transaction rolled back", m.cfg.EntryBytes))
 		return true
+	}
+	return false
+}
+
+// refuseTimers checks that no timer of a queue that seals payloads claims to be
+// sealed already.
+func (m *Machine) refuseTimers(tenant string, t *Txn) bool {
+	for i := range t.Timers {
+		op := &t.Timers[i]
+		if !op.Encrypted || op.Cancel {
+			continue
+		}
+		if q := m.s.findQueue(tenant, op.Queue); q != nil && q.opts.EncryptionEnabled {
+			t.refuse(ReasonBadRequest, fmt.Sprintf("queue %q seals its payloads itself: encrypted is not an input; transaction rolled back", op.Queue))
+			return true
+		}
 	}
 	return false
 }

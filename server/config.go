@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"queen/internal/vfs"
+	"queen/server/envelope"
 	"queen/server/tokens"
 )
 
@@ -34,6 +35,9 @@ type Config struct {
 	Metrics bool // measure calls; /metrics/prometheus answers either way
 	Pprof   bool // serve /debug/pprof
 
+	// Key seals the payloads of queues with encryptionEnabled; nil: such queues
+	// take none.
+	Key *envelope.Key
 	// Tokens checks who calls, against the levels of the route table; nil:
 	// every route is open to anybody. Close leaves it open.
 	Tokens *tokens.Verifier

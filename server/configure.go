@@ -18,6 +18,7 @@ type configureBody struct {
 	invalid  string // option that a refusal names beside the prose
 	bad      string
 	code     string
+	hasKey   bool // the node has an encryption key
 }
 
 func (b *configureBody) refuse(code, prose string) {
@@ -33,7 +34,8 @@ type rawMember struct {
 	raw  []byte
 }
 
-func parseConfigure(w *work) (b configureBody) {
+func parseConfigure(w *work, hasKey bool) (b configureBody) {
+	b.hasKey = hasKey
 	sc := &w.scan
 	sc.Reset(w.body)
 	var (
@@ -186,8 +188,8 @@ func (b *configureBody) checkOption(v *fsm.OptionValue) {
 			b.bad, b.invalid = "retentionSinkHoldMaxSeconds must be between 60 and 31536000", v.Name
 		}
 	case "encryptionEnabled":
-		if v.Flag {
-			b.refuse("bad_request", "encryptionEnabled needs a key on the node, and none is set")
+		if v.Flag && !b.hasKey {
+			b.refuse("bad_request", "encryptionEnabled needs QUEEN_ENCRYPTION_KEY on the node, and none is set")
 		}
 	}
 }
@@ -208,7 +210,7 @@ func (s *Server) serveConfigure(x *exchange) {
 		s.putWork(w)
 		return
 	}
-	b := parseConfigure(w)
+	b := parseConfigure(w, s.packer.key != nil)
 	switch {
 	case b.invalid != "":
 		s.putWork(w)

@@ -342,6 +342,9 @@ func (s *Server) queueOf(x *exchange, partition uint64) (queue string, ok bool) 
 
 func (s *Server) replay(x *exchange, w *work, call *fsm.ReplayDeadLetter, byID bool) {
 	call.Item.ID, call.Item.DupOf = s.ids.mint(), -1
+	if s.packer.key != nil {
+		call.Form = fsm.FormClear // asks for the payload, to open or seal it
+	}
 	if err := s.run(w, call, 1024, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
 		s.ended(w, err)
 		x.undecided(err)

@@ -249,6 +249,10 @@ func classify(err error) outcome {
 		return outcome{http.StatusServiceUnavailable, "timeout", "the deadline passed before the outcome was known; it may have been applied"}
 	case errors.Is(err, fsm.ErrNotLeader), errors.Is(err, raftlog.ErrNotLeader), errors.Is(err, raftlog.ErrAbandoned):
 		return outcome{http.StatusServiceUnavailable, "retry", "this node could not bring the call to a decision; send it again"}
+	case errors.Is(err, errNoKey):
+		return outcome{http.StatusBadRequest, "encryption_key_missing", err.Error()}
+	case errors.Is(err, errUnsettled):
+		return outcome{http.StatusServiceUnavailable, "retry", "nothing was applied, " + err.Error() + "; send it again"}
 	case errors.Is(err, fsm.ErrStopped), errors.Is(err, raftlog.ErrStopped):
 		return outcome{http.StatusServiceUnavailable, "retry", "this node is stopping; send it again"}
 	default:
@@ -266,13 +270,17 @@ func (x *exchange) undecided(err error) {
 	o := classify(err)
 	if o.status == http.StatusInternalServerError {
 		x.s.log.Error("a call failed", "request", x.id, "route", x.rt.path, "error", err)
-	} else {
+	} else if o.status == http.StatusServiceUnavailable {
 		x.retryAfter(1)
 	}
 	switch x.rt.family {
 	case kvFamily:
 		x.undecidedReason(o, "kv_error", "kv_unavailable", "kv_"+o.code)
 	case timersFamily:
+		if o.status == http.StatusBadRequest {
+			x.failReason(o.status, "timers_bad_request", "timers_"+o.code, o.prose)
+			return
+		}
 		x.undecidedReason(o, "timers_error", "timers_unavailable", "timers_"+o.code)
 	default:
 		x.fail(o.status, o.code, o.prose)

@@ -6,6 +6,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"queen/internal/entry"
+	"queen/server/envelope"
 	"queen/server/rawjson"
 )
 
@@ -16,6 +17,7 @@ import (
 type packer struct {
 	enc *zstd.Encoder // nil: payloads are stored as they are
 	dec *zstd.Decoder
+	key *envelope.Key // nil: payloads are neither sealed nor opened
 }
 
 const (
@@ -25,8 +27,8 @@ const (
 	maxUnpacked = 256 << 20
 )
 
-func newPacker(level int) (*packer, error) {
-	p := &packer{}
+func newPacker(level int, key *envelope.Key) (*packer, error) {
+	p := &packer{key: key}
 	var err error
 	if level > 0 {
 		// Records have their own checksum, and a broker with many idle
@@ -51,17 +53,46 @@ func (p *packer) close() {
 // appendMessage appends m to dst as it is stored, its payload compressed when
 // that pays.
 func (p *packer) appendMessage(dst []byte, m *entry.Message) []byte {
-	if p.enc != nil && len(m.Payload) >= minPacked {
-		small := p.enc.EncodeAll(m.Payload, make([]byte, 0, len(m.Payload)))
-		if len(small) <= len(m.Payload)-len(m.Payload)/8 {
-			m.Payload, m.Zstd = small, true
-		}
-	}
+	p.compress(m)
 	return entry.AppendMessage(dst, m)
 }
 
-// appendPayload appends the payload of m as it was sent.
+// compress compresses the payload of m when that pays.
+func (p *packer) compress(m *entry.Message) {
+	if p.enc == nil || len(m.Payload) < minPacked {
+		return
+	}
+	small := p.enc.EncodeAll(m.Payload, make([]byte, 0, len(m.Payload)))
+	if len(small) <= len(m.Payload)-len(m.Payload)/8 {
+		m.Payload, m.Zstd = small, true
+	}
+}
+
+// appendPayload appends the payload of m as it was sent: what was sealed is
+// opened, if this node's key opens it, whatever its queue says now.
 func (p *packer) appendPayload(dst []byte, m *entry.Message) ([]byte, error) {
+	if p.key == nil {
+		return p.appendStored(dst, m)
+	}
+	if !m.Zstd {
+		if plain, ok := p.key.Open(m.Payload); ok {
+			return append(dst, plain...), nil
+		}
+		return append(dst, m.Payload...), nil
+	}
+	from := len(dst)
+	dst, err := p.appendStored(dst, m)
+	if err != nil {
+		return dst, err
+	}
+	if plain, ok := p.key.Open(dst[from:]); ok {
+		dst = append(dst[:from], plain...)
+	}
+	return dst, nil
+}
+
+// appendStored appends the payload of m as it is kept, not compressed.
+func (p *packer) appendStored(dst []byte, m *entry.Message) ([]byte, error) {
 	if !m.Zstd {
 		return append(dst, m.Payload...), nil
 	}

@@ -88,6 +88,10 @@ func (s *Server) addItem(w *work, items []fsm.PushItem, f *pushFields, keepTrace
 	if keepTrace {
 		m.TraceID, m.HasTrace = parseID(f.trace)
 	}
+	m.ProducerSub = w.producer
+	if it.Form = s.sealing.guess(w.call.Tenant, it.Queue); it.Form == fsm.FormSealed {
+		m.Payload = s.packer.key.Append(nil, m.Payload)
+	}
 	it.Packed = s.pack(w, &m)
 	return append(items, it)
 }

@@ -33,6 +33,7 @@ type Server struct {
 	disk      *diskWatch
 	metrics   *metrics
 	packer    *packer
+	sealing   sealing
 	rates     *rates
 	router    *gin.Engine
 	http      *http.Server
@@ -67,7 +68,7 @@ func New(cfg Config) (*Server, error) {
 	if _, err := io.ReadFull(cfg.Rand, prefix[:]); err != nil {
 		return nil, fmt.Errorf("prefix of request ids: %w", err)
 	}
-	packer, err := newPacker(cfg.ZstdLevel)
+	packer, err := newPacker(cfg.ZstdLevel, cfg.Key)
 	if err != nil {
 		return nil, err
 	}

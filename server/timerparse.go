@@ -154,12 +154,16 @@ func (s *Server) timerOperation(w *work, f *timerFields, r *timerRules) (op fsm.
 		return op, &timerProblem{http.StatusForbidden, "timer_horizon_exceeded", "timers_horizon",
 			"delayMs is beyond the horizon", "bad_request", false}
 	}
+	op.Encrypted = f.encrypted
 	op.DelayMs, op.MessageID = f.delay, s.ids.mintAt(w.at)
 	payload, p := s.timerPayload(f, r)
 	if p != nil {
 		return op, p
 	}
-	m := entry.Message{ID: op.MessageID, Minted: op.Txn == nil, Txn: op.Txn, Payload: payload}
+	m := entry.Message{ID: op.MessageID, Minted: op.Txn == nil, Txn: op.Txn, Payload: payload, ProducerSub: w.producer}
+	if op.Form = s.sealing.guess(w.call.Tenant, op.Queue); op.Form == fsm.FormSealed {
+		m.Payload = s.packer.key.Append(nil, m.Payload)
+	}
 	op.Message = s.pack(w, &m)
 	return op, nil
 }

@@ -212,7 +212,11 @@ func (s *Server) serveTimerPeek(x *exchange) {
 		_ = x.answer(http.StatusOK)
 		return
 	}
-	payload, err := s.timerContent(&row)
+	m, err := s.content(row.Message, row.ValueID, 0)
+	var payload []byte
+	if err == nil {
+		payload, err = s.packer.appendPayload(nil, &m)
+	}
 	if err != nil {
 		s.log.Error("the payload of a timer cannot be read", "request", x.id, "queue", queue, "timerKey", key, "error", err)
 		s.unwell("a stored payload cannot be read; see the log")
@@ -220,19 +224,11 @@ func (s *Server) serveTimerPeek(x *exchange) {
 		return
 	}
 	x.out = append(x.out[:0], `{"found":true,`...)
-	x.out = appendTimerRow(x.out, &row)
+	x.out = s.appendTimerRow(x.out, &row, &m)
 	x.out = append(x.out, `,"payload":"`...)
 	x.out = base64.StdEncoding.AppendEncode(x.out, payload)
 	x.out = append(x.out, `"}`...)
 	_ = x.answer(http.StatusOK)
-}
-
-func (s *Server) timerContent(row *fsm.TimerInfo) ([]byte, error) {
-	m, err := s.content(row.Message, row.ValueID, 0)
-	if err != nil {
-		return nil, err
-	}
-	return s.packer.appendPayload(nil, &m)
 }
 
 // content parses a message that a row keeps: inline, or in a value record.
@@ -246,7 +242,8 @@ func (s *Server) content(inline []byte, valueID, queue uint64) (m entry.Message,
 	return m, err
 }
 
-func appendTimerRow(dst []byte, r *fsm.TimerInfo) []byte {
+// appendTimerRow appends a timer without its payload; m is its message.
+func (s *Server) appendTimerRow(dst []byte, r *fsm.TimerInfo, m *entry.Message) []byte {
 	dst = append(dst, `"queue":`...)
 	dst = rawjson.AppendString(dst, r.Queue)
 	dst = append(dst, `,"timerKey":`...)
@@ -259,7 +256,15 @@ func appendTimerRow(dst []byte, r *fsm.TimerInfo) []byte {
 	dst = rawjson.AppendString(dst, r.Txn)
 	dst = append(dst, `,"messageId":`...)
 	dst = appendID(dst, r.MessageID)
-	dst = append(dst, `,"payloadZstd":false,"encrypted":false,"producerSub":null,"attempts":`...)
+	dst = append(dst, `,"payloadZstd":false,"encrypted":`...)
+	dst = rawjson.AppendBool(dst, s.packer.sealed(m))
+	dst = append(dst, `,"producerSub":`...)
+	if len(m.ProducerSub) > 0 {
+		dst = rawjson.AppendString(dst, m.ProducerSub)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"attempts":`...)
 	dst = strconv.AppendInt(dst, r.Attempts, 10)
 	dst = append(dst, `,"lastError":`...)
 	if r.LastError == "" {
@@ -366,8 +371,12 @@ func (s *Server) listTimers(x *exchange, queue string, p *timerListParams) {
 		if i > 0 {
 			x.out = append(x.out, ',')
 		}
+		m, err := s.content(rows[i].Message, rows[i].ValueID, 0)
+		if err != nil { // it may have fired meanwhile; the row is told without
+			s.log.Warn("the payload of a listed timer cannot be read", "request", x.id, "queue", queue, "timerKey", rows[i].Key, "error", err)
+		}
 		x.out = append(x.out, '{')
-		x.out = append(appendTimerRow(x.out, &rows[i]), '}')
+		x.out = append(s.appendTimerRow(x.out, &rows[i], &m), '}')
 	}
 	x.out = append(x.out, `],"truncated":`...)
 	x.out = rawjson.AppendBool(x.out, more)

@@ -32,8 +32,9 @@ type work struct {
 		text []byte
 		id   [16]byte
 	}
-	turn int       // which of them is replaced next
-	at   time.Time // when the request came, for its ids
+	turn     int       // which of them is replaced next
+	producer []byte    // sub of the caller's token; nil: none
+	at       time.Time // when the request came, for its ids
 
 	push     fsm.Push
 	pop      fsm.Pop
@@ -74,6 +75,9 @@ func (s *Server) getWork(x *exchange) *work {
 	w := workPool.Get().(*work)
 	w.at = x.start
 	w.call = fsm.Call{Tenant: x.tenant, Done: w.call.Done}
+	if w.producer = nil; x.sub != "" {
+		w.producer = []byte(x.sub)
+	}
 	return w
 }
 
@@ -172,13 +176,36 @@ var (
 // other result it is the caller's again.
 func (s *Server) run(w *work, body any, size int, d time.Duration, gone <-chan struct{}) error {
 	w.call.Body, w.call.Size = body, size
-	if err := s.engine.Submit(&w.call); err != nil {
-		return err
-	}
 	w.timer.Reset(max(d, 0))
+	for refits := 0; ; refits++ {
+		w.call.Misfit = false
+		if err := s.engine.Submit(&w.call); err != nil {
+			w.timer.Stop()
+			return err
+		}
+		if err := s.outcome(w, gone); err != nil || !w.call.Misfit {
+			return err
+		}
+		// Nothing was done: a payload has another form than its queue keeps.
+		err := s.refit(w, body)
+		if err == nil && refits == maxRefits {
+			err = errUnsettled
+		}
+		if err != nil {
+			w.timer.Stop()
+			return err
+		}
+	}
+}
+
+// outcome waits for what becomes of the call in w. The timer goes on when the
+// call is to be sent again.
+func (s *Server) outcome(w *work, gone <-chan struct{}) error {
 	select {
 	case err := <-w.done:
-		w.timer.Stop()
+		if err != nil || !w.call.Misfit {
+			w.timer.Stop()
+		}
 		return err
 	case <-w.timer.C:
 		s.abandon(w)

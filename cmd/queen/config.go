@@ -10,6 +10,7 @@ import (
 	"queen/internal/vfs"
 	"queen/raftlog"
 	"queen/server"
+	"queen/server/envelope"
 )
 
 // config is what the settings come to.
@@ -48,6 +49,12 @@ func build(v *values, log *slog.Logger) (c config, err error) {
 	}
 	c.storage = storageConfig(v, log, mode)
 	c.server = serverConfig(v, log)
+	if key := v.text("QUEEN_ENCRYPTION_KEY"); key != "" {
+		if c.server.Key, err = envelope.Parse(key); err != nil {
+			return c, &settingError{"QUEEN_ENCRYPTION_KEY", masked, err.Error()}
+		}
+		log.Info("payloads of queues with encryptionEnabled are sealed (AES-256-GCM)")
+	}
 	return c, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"queen/internal/crashpoint"
+	"queen/server/envelope"
 )
 
 // kind is how the value of a setting is written.
@@ -20,6 +21,7 @@ const (
 	count                  // whole number; one below least keeps the default
 	percent                // number from 0 to 100
 	crashPoint             // a point of package crashpoint
+	sealKey                // key of package envelope
 )
 
 // effect is what a setting does in this build.
@@ -117,6 +119,10 @@ func (s *setting) check(value string) error {
 	case percent:
 		if p, err := strconv.ParseFloat(value, 64); err != nil || !(p > 0 && p <= 100) {
 			problem = "not a percentage above 0 and up to 100"
+		}
+	case sealKey:
+		if _, err := envelope.Parse(value); err != nil {
+			problem = err.Error()
 		}
 	case crashPoint:
 		if err := crashpoint.Check(value); err != nil {

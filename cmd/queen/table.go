@@ -107,7 +107,7 @@ var settings = []setting{
 
 	{area: "security", name: "QUEEN_TENANCY_HEADER", kind: flag, def: "false", help: "read the tenant from x-queen-tenant; needs QUEEN_KV_TRUSTED_PROXY"},
 	{area: "security", name: "QUEEN_KV_TRUSTED_PROXY", kind: flag, def: "false", help: "whoever reaches this port is trusted to name tenants"},
-	{area: "security", name: "QUEEN_ENCRYPTION_KEY", effect: barred, secret: true, help: "encrypt payloads at rest"},
+	{area: "security", name: "QUEEN_ENCRYPTION_KEY", kind: sealKey, secret: true, help: "64 hex digits: seals payloads of queues with encryptionEnabled, which take none without it"},
 	{area: "security", name: "JWT_ENABLED", kind: flag, def: "false", help: "ask for a token (JWT) on every route that is not public"},
 	{area: "security", name: "JWT_ALGORITHM", def: "HS256", help: "alg of tokens: HS256, HS384, HS512, RS256 (also RS384 and RS512), RS384, RS512, EdDSA, or auto for all"},
 	{area: "security", name: "JWT_SECRET", secret: true, help: "key of the HS algorithms, its bytes as they are"},

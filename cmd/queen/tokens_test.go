@@ -50,9 +50,13 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 	for i := range settings {
 		if s := &settings[i]; s.secret {
 			secrets[s.name] = true
-			if s.effect != barred {
-				env = append(env, s.name+"=h1dd3n")
+			if s.kind == sealKey {
+				if _, err := parse([]string{s.name + "=h1dd3n"}); err == nil || strings.Contains(err.Error(), "h1dd3n") {
+					t.Errorf("%s of the wrong form: %v", s.name, err)
+				}
+				continue
 			}
+			env = append(env, s.name+"=h1dd3n")
 		}
 	}
 	for name, marked := range secrets {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"queen/internal/vfs"
 	"queen/raftlog"
 	"queen/server"
+	"queen/server/tokens"
 )
 
 // State is what must not change when a call is refused.
@@ -45,6 +47,7 @@ type Broker struct {
 	server *server.Server
 	served chan error
 	fatal  chan error
+	log    *slog.Logger // nil: none
 }
 
 // patience is how long anything that is due may take in real time.
@@ -52,9 +55,12 @@ const patience = time.Minute
 
 // Start starts an empty broker on the memory file system and a clock at a fixed
 // time. env are environment variables of the broker.
-func Start(env map[string]string) (*Broker, error) {
+func Start(env map[string]string) (*Broker, error) { return StartLogged(env, nil) }
+
+// StartLogged is Start with a log.
+func StartLogged(env map[string]string, log *slog.Logger) (*Broker, error) {
 	b := &Broker{
-		fs: vfs.NewMem(1), clock: newClock(), fatal: make(chan error, 1),
+		fs: vfs.NewMem(1), clock: newClock(), fatal: make(chan error, 1), log: log,
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4, DisableCompression: true}},
 	}
 	return b, b.open(env)
@@ -72,7 +78,7 @@ func (b *Broker) open(env map[string]string) error {
 	b.starts++
 	engine, err := server.Open(server.StorageConfig{
 		FS: b.fs, Dir: "data", NodeID: 1, Planner: s.planner,
-		Group: raftlog.Config{Clock: b.clock},
+		Group: raftlog.Config{Clock: b.clock}, Logger: b.log,
 		Fatal: func(err error) {
 			select {
 			case b.fatal <- err:
@@ -83,9 +89,15 @@ func (b *Broker) open(env map[string]string) error {
 	if err != nil {
 		return err
 	}
+	var verifier *tokens.Verifier
+	if s.secret != "" {
+		if verifier, err = tokens.New(tokens.Config{Secret: []byte(s.secret), Clock: b.clock.now}); err != nil {
+			return errors.Join(err, engine.Stop(context.Background()))
+		}
+	}
 	srv, err := server.New(server.Config{
 		Engine: engine, Clock: b.clock.now, Rand: rand.NewChaCha8([32]byte{b.starts}), Limits: s.limits, ZstdLevel: 1,
-		Usage: s.usage(), Metrics: true,
+		Usage: s.usage(), Metrics: true, Tenancy: s.tenancy, Key: s.key, Tokens: verifier, Logger: b.log,
 	})
 	if err != nil {
 		return errors.Join(err, engine.Stop(context.Background()))

@@ -87,6 +87,7 @@
 // ${each N TEXT} (TEXT N times with # as 1..N, joined by commas), ${nest N}
 // (N nested arrays), ${b64 TEXT}, ${zstd TEXT} (base64 of it compressed),
 // ${hex FF00} (bytes), ${escape TEXT} (percent-encoded), ${noise N} (text that
-// does not compress). The error bodies of errors-limits.md 1 have short forms:
+// does not compress), ${token CLAIM=VALUE...} (signed with the case's JWT_SECRET; a
+// claim like exp=-60s is a time from now). The error bodies of errors-limits.md 1 have short forms:
 // ${rollback REASON}, ${engine CODE}, ${refusal ERROR REASON} (KV, timers).
 package conformance

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -88,7 +89,32 @@ func (r *run) expandOne(inner string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if name == "token" {
+		return r.token(arg)
+	}
 	return applyFunction(name, arg)
+}
+
+// token signs a token with the JWT_SECRET of the case. A claim that is a
+// duration is a time, that far from now.
+func (r *run) token(arg string) (string, error) {
+	settings, err := settingsOf(r.settings)
+	if err != nil {
+		return "", err
+	}
+	claims := jwt.MapClaims{}
+	for _, pair := range strings.Fields(arg) {
+		name, text, ok := strings.Cut(pair, "=")
+		if !ok {
+			return "", fmt.Errorf("${token CLAIM=VALUE...}, found %q", arg)
+		}
+		if d, err := time.ParseDuration(text); err == nil {
+			claims[name] = r.broker.Now().Add(d).Unix()
+		} else {
+			claims[name] = text
+		}
+	}
+	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(settings["JWT_SECRET"]))
 }
 
 func applyFunction(name, arg string) (string, error) {

@@ -8,6 +8,7 @@ import (
 	"queen/fsm"
 	"queen/internal/vfs"
 	"queen/server"
+	"queen/server/envelope"
 )
 
 // settings are what a case may set of the broker, under the names of its
@@ -16,6 +17,9 @@ type settings struct {
 	limits  server.Limits
 	planner fsm.Config
 	disk    uint64 // percent of the disk that is used; 0: not measured
+	tenancy bool
+	key     *envelope.Key
+	secret  string // of tokens; empty: they are not checked
 }
 
 // usage measures the disk that the settings describe.
@@ -33,6 +37,18 @@ func (s *settings) apply(name, text string) error {
 			s.planner.DefaultMode = fsm.SubscribeAll
 		}
 		return nil
+	}
+	switch name {
+	case "JWT_SECRET":
+		s.secret = text
+		return nil
+	case "QUEEN_TENANCY_HEADER":
+		s.tenancy = text == "true"
+		return nil
+	case "QUEEN_ENCRYPTION_KEY":
+		key, err := envelope.Parse(text)
+		s.key = key
+		return err
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
