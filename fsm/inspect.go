@@ -194,7 +194,9 @@ func (r *RowInfo) decodeValue(value []byte) error {
 		r.add("from", g.from)
 		r.add("created", g.created)
 		r.add("startPartition", g.startPartition)
-		r.add("conflates", g.conflates)
+		if g.conflates {
+			r.add("conflates", true)
+		}
 		return err
 	case RowCursor:
 		return r.decodeCursor(value)
