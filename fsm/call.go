@@ -150,6 +150,10 @@ type Pop struct {
 	// DefaultPartitions: the caller named no number of partitions, and Partitions
 	// is chosen here: 1, or for a group that conflates Batch, at most 64.
 	DefaultPartitions bool
+	// AutoPartitions: Partitions is chosen when the pop is served: its share of
+	// the ready partitions among the pops that wait, 1 to 64. Not when the group
+	// conflates.
+	AutoPartitions bool
 	// WaitMicros is how long the pop may wait for messages; 0: not at all. The
 	// reply margin is already taken off.
 	WaitMicros int64

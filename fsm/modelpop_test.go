@@ -305,7 +305,7 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 	if len(left) > 0 {
 		m.fail("claims of queues that do not match: %s", left[0].Queue)
 	}
-	m.expect("a pop by labels conflates", p.Conflates, conflates)
+	m.expect("a pop by labels conflates", p.Conflates, !prepares && (conflates || p.Conflate && !conflict) || prepares && conflates)
 	m.expect("a pop by labels is in conflict", p.Conflict, conflict)
 }
 

@@ -532,7 +532,7 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 }
 
 func (x *modelRun) compareDepth(q *mQueue, group string) {
-	want := DepthInfo{Group: group, HasGroup: true}
+	want := DepthInfo{Group: group, HasGroup: true, Conflates: q.groups[group].newest}
 	var parts []PartitionDepth
 	for _, p := range q.order {
 		pending, processing := x.m.depth(group, p)

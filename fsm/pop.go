@@ -22,6 +22,7 @@ type waiter struct {
 // waiters is the waiting list of a group, in arrival order.
 type waiters struct {
 	list   []*waiter
+	n      int // those that are not gone
 	pinned int // those that name a partition
 }
 
@@ -77,6 +78,7 @@ func (m *Machine) planPop(c *Call, p *Pop) verdict {
 
 func (ws *waiters) add(w *waiter) {
 	ws.list = append(ws.list, w)
+	ws.n++
 	if w.pop.Partition != "" {
 		ws.pinned++
 	}
@@ -186,6 +188,7 @@ func (m *Machine) leave(w *waiter) {
 		heap.Remove(&m.deadlines, w.heapIdx)
 	}
 	ws := &w.g.waiters
+	ws.n--
 	if w.pop.Partition != "" {
 		ws.pinned--
 	}
@@ -249,6 +252,9 @@ func (m *Machine) serveWaiter(w *waiter) {
 	seconds := p.LeaseSeconds
 	if seconds <= 0 {
 		seconds = w.g.q.opts.LeaseTime
+	}
+	if p.AutoPartitions && !w.g.conflates {
+		p.Partitions = w.g.share()
 	}
 	lookup := false
 	if p.Partition != "" {
@@ -516,6 +522,7 @@ func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 	if lookup && len(p.Claims) == 0 {
 		return again
 	}
+	p.Conflates = p.Conflates || p.Conflate && !p.Conflict // also where no queue matches
 	return answered
 }
 

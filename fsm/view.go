@@ -157,7 +157,7 @@ func (s *State) Depth(tenant, queue, group string, named bool) (DepthInfo, bool)
 	}
 	d := DepthInfo{Pending: c.pending, Processing: c.processing, PartitionsPending: c.behind, PartitionsReady: c.ready}
 	if g != nil {
-		d.Group, d.HasGroup = g.name, true
+		d.Group, d.HasGroup, d.Conflates = g.name, true, g.conflates
 	}
 	return d, true
 }

@@ -26,6 +26,7 @@ type PartitionInfo struct {
 type DepthInfo struct {
 	Group                              string // whose backlog it is
 	HasGroup                           bool   // the queue has it
+	Conflates                          bool   // the group gets only the newest message of a partition
 	Pending, Processing                int64
 	PartitionsPending, PartitionsReady int64
 }

@@ -285,6 +285,10 @@ func appendAckResults(dst []byte, items []fsm.AckItem) []byte {
 		if it.Dropped {
 			dst = append(dst, `,"dropped":true`...)
 		}
+		if it.Conflates {
+			dst = append(dst, `,"conflated":`...)
+			dst = strconv.AppendInt(dst, it.Conflated, 10)
+		}
 		dst = append(dst, '}')
 	}
 	return append(dst, ']')

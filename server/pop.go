@@ -119,6 +119,7 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 	}
 	pop.LeaseSeconds = min(max(p.lease, 0), maxLeaseSecond)
 	pop.CommitOnDelivery = p.commit
+	pop.Conflate, pop.DefaultPartitions = p.conflation, !p.hasPartitions
 	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
 		pop.Worker = worker
 	}
@@ -132,11 +133,13 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 		}
 		x.parked = true
 	}
-	report := p.autopilotReport(pop)
+	chooses := p.autopilotChooses(pop)
+	pop.AutoPartitions = chooses && !p.hasPartitions
 	if err := s.run(w, pop, 256, x.remaining(deadline), x.c.Request.Context().Done()); err != nil {
 		s.ended(w, err)
-		if err == errTimeout && p.wait && s.engine.Status().Reason == "" {
-			// The planner was late with its own word that nothing came.
+		if err == errTimeout && p.wait && !p.conflation && s.engine.Status().Reason == "" {
+			// The planner was late with its own word that nothing came. Whether the
+			// group conflates, which a caller who asked for it must hear, it has not said.
 			x.empty(http.StatusNoContent)
 			return
 		}
@@ -144,6 +147,10 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 		return
 	}
 	s.tellPoisoned(pop)
+	var report [2]int
+	if chooses && !pop.Conflates {
+		report = [2]int{pop.Partitions, pop.Batch}
+	}
 	s.answerPop(x, w, report)
 }
 
@@ -173,22 +180,19 @@ func (p *popParams) conflationProblem() string {
 	switch {
 	case !p.conflation:
 		return ""
-	case p.group == "":
+	case p.group == "" || p.group == fsm.QueueMode:
 		return "conflation=true needs a consumerGroup"
 	case p.commit:
 		return "conflation=true cannot be combined with commitOnDelivery"
 	default:
-		return "this broker does not conflate yet"
+		return ""
 	}
 }
 
-// autopilotReport is the answer's autopilot object: the values used, when the
-// flag chose at least one of them.
-func (p *popParams) autopilotReport(pop *fsm.Pop) (report [2]int) {
-	if p.autopilot && p.group != "" && !(p.hasBatch && p.hasPartitions) {
-		return [2]int{pop.Partitions, pop.Batch}
-	}
-	return report
+// autopilotChooses reports whether the flag chooses at least one of batch and
+// partitions: those that were not sent.
+func (p *popParams) autopilotChooses(pop *fsm.Pop) bool {
+	return p.autopilot && pop.Group != fsm.QueueMode && !(p.hasBatch && p.hasPartitions)
 }
 
 // answerPop reads the payloads of what was claimed and answers. The claims go
@@ -196,10 +200,12 @@ func (p *popParams) autopilotReport(pop *fsm.Pop) (report [2]int) {
 func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 	pop := &w.pop
 	if len(pop.Claims) == 0 {
+		nothing := nothingFor(pop)
 		s.putWork(w)
-		x.empty(http.StatusNoContent)
+		nothing.answer(x)
 		return
 	}
+	nothing := nothingFor(pop)
 	back := claimsOf(x.tenant, pop)
 	if x.c.Request.Context().Err() != nil {
 		s.putWork(w)
@@ -219,7 +225,7 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 	case errors.Is(err, raftlog.ErrNoLog):
 		// The queue was removed with its log after the claim: nothing is left.
 		s.handBackLater(back)
-		x.empty(http.StatusNoContent)
+		nothing.answer(x)
 	case err != nil:
 		s.log.Error("a payload cannot be read; the claim is handed back", "request", x.id, "error", err)
 		s.unwell("a stored payload cannot be read; see the log")
@@ -228,11 +234,47 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 		x.fail(http.StatusInternalServerError, "internal", "a stored message cannot be read")
 	case n == 0:
 		s.handBackLater(back)
-		x.empty(http.StatusNoContent)
+		nothing.answer(x)
 	default:
 		s.metrics.popped.Add(int64(n))
 		s.deliverPop(x, back)
 	}
+}
+
+// emptyPop is what a pop that got nothing says.
+type emptyPop struct {
+	queue, group        string
+	conflates, conflict bool
+}
+
+func nothingFor(pop *fsm.Pop) emptyPop {
+	return emptyPop{pop.Queue, pop.Group, pop.Conflates, pop.Conflict}
+}
+
+// answer sends 204, or, when there is a word to say about conflation, a pop
+// answer without messages: a caller who asked for it stops when it hears none.
+func (e emptyPop) answer(x *exchange) {
+	if !e.conflates && !e.conflict {
+		x.empty(http.StatusNoContent)
+		return
+	}
+	dst := append(x.out[:0], `{"success":true,"queue":`...)
+	dst = rawjson.AppendString(dst, e.queue)
+	dst = append(dst, `,"partition":"","partitionId":"","leaseId":"","leaseExpiresAt":null,"consumerGroup":`...)
+	dst = rawjson.AppendString(dst, e.group)
+	dst = append(dst, `,"messages":[],"partitionsClaimed":0`...)
+	x.out = append(appendConflation(dst, e.conflates, e.conflict), '}')
+	_ = x.answer(http.StatusOK)
+}
+
+func appendConflation(dst []byte, conflates, conflict bool) []byte {
+	if conflates {
+		dst = append(dst, `,"conflation":true`...)
+	}
+	if conflict {
+		dst = append(dst, `,"conflationConflict":true`...)
+	}
+	return dst
 }
 
 // dropUnreadable takes the claim that could not be rendered out of the answer
@@ -322,6 +364,7 @@ func (s *Server) appendPop(dst []byte, w *work, report [2]int) (out []byte, n in
 	}
 	dst = append(dst, `],"partitionsClaimed":`...)
 	dst = strconv.AppendInt(dst, int64(len(pop.Claims)), 10)
+	dst = appendConflation(dst, pop.Conflates, pop.Conflict)
 	if report[0] > 0 {
 		dst = append(dst, `,"autopilot":{"partitions":`...)
 		dst = strconv.AppendInt(dst, int64(report[0]), 10)

@@ -254,8 +254,13 @@ func appendDepth(dst []byte, queue, group string, hasGroup bool, d *fsm.DepthInf
 	dst = appendInt(append(dst, ','), "ready", ready)
 	dst = appendInt(append(dst, ','), "partitionsPending", d.PartitionsPending)
 	dst = appendInt(append(dst, ','), "partitionsReady", d.PartitionsReady)
-	dst = append(dst, `,"conflation":false,`...)
-	dst = appendInt(dst, "effectivePending", d.Pending)
+	dst = append(dst, `,"conflation":`...)
+	dst = rawjson.AppendBool(dst, d.Conflates)
+	pending := d.Pending
+	if d.Conflates { // one message of each partition is all that the group will get
+		pending, ready = d.PartitionsPending, d.PartitionsReady
+	}
+	dst = appendInt(append(dst, ','), "effectivePending", pending)
 	dst = appendInt(append(dst, ','), "effectiveReady", ready)
 	dst = append(dst, `,"partitions":[`...)
 	for i := range rows {
