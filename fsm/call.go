@@ -15,7 +15,7 @@ import (
 // call's own. Values in results may be the state's: they are never written again.
 type Call struct {
 	Tenant string // 36 bytes, lower case
-	// Body is one of *Push, *Pop, *Ack, *Extend, *Txn, *KV, *Timers,
+	// Body is one of *Push, *Pop, *Ack, *Extend, *Txn, *KV, *Locks, *Timers,
 	// *Configure, *DeleteQueue, *ReplayDeadLetter, *PurgeDeadLetters,
 	// *HandBack, *Delivered, *ReleaseParked, *Read.
 	Body any

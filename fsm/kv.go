@@ -216,16 +216,7 @@ func (m *Machine) emitKV(ops []KVOp) {
 			m.deleteKV(row)
 			continue
 		}
-		expires := m.expiryOf(op)
-		if row == nil {
-			row = &kvRow{key: op.key, heapIdx: -1}
-			m.s.kv.Set(op.key, row)
-		}
-		row.value, row.updated = bytes.Clone(op.Result.Value), m.now // the call's bytes are the edge's
-		row.version = m.s.meta.kvVersion
-		m.s.meta.kvVersion++
-		m.setExpiry(row, expires)
-		m.put(row)
+		row = m.writeKV(op.key, row, bytes.Clone(op.Result.Value), m.expiryOf(op)) // the call's bytes are the edge's
 		op.Result.Version = row.version
 	}
 }
@@ -239,6 +230,21 @@ func (m *Machine) expiryOf(op *KVOp) int64 {
 		return lifetime(m.now, op.TTL)
 	}
 	return 0
+}
+
+// writeKV gives a key a value, a lifetime and a new version. row is what is
+// there, nil when nothing is; value is kept.
+func (m *Machine) writeKV(key string, row *kvRow, value []byte, expires int64) *kvRow {
+	if row == nil {
+		row = &kvRow{key: key, heapIdx: -1}
+		m.s.kv.Set(key, row)
+	}
+	row.value, row.updated = value, m.now
+	row.version = m.s.meta.kvVersion
+	m.s.meta.kvVersion++
+	m.setExpiry(row, expires)
+	m.put(row)
+	return row
 }
 
 // lifetime is the end of a lifetime of ttl seconds, kept within the range of

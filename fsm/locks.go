@@ -3,7 +3,6 @@ package fsm
 import (
 	"bytes"
 	"encoding/json"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -267,7 +266,7 @@ func parsePermit(value []byte) (p permit) {
 	}
 	if since, ok := bytes.CutPrefix(rest[end:], []byte(permitSince)); ok && len(since) == len(permitLayout)+2 {
 		if t, err := time.Parse(permitLayout, string(since[:len(permitLayout)])); err == nil && t.UnixMicro() > 0 {
-			p.since = min(t.UnixMicro(), math.MaxInt64)
+			p.since = t.UnixMicro()
 		}
 	}
 	return p

@@ -279,6 +279,8 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planExtend(b, c.Tenant)
 	case *KV:
 		return m.planKV(c.Tenant, b)
+	case *Locks:
+		return m.planLocks(c.Tenant, b)
 	case *Timers:
 		return m.planTimers(c, b)
 	case *HandBack:

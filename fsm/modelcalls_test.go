@@ -28,7 +28,9 @@ func (x *modelRun) next() *Call {
 }
 
 func (x *modelRun) body() (any, string) {
-	switch n := x.pick(68); {
+	switch n := x.pick(71); {
+	case n >= 68:
+		return x.lockCall()
 	case n < 12:
 		return x.push()
 	case n < 26:
@@ -295,6 +297,9 @@ func (x *modelRun) kvOps(prefix bool) (ops []KVOp) {
 		op := KVOp{
 			Kind: KVOpKind(1 + x.pick(8)), NS: choose(x, "n", "n", "n2"), Key: choose(x, "k", "k1", "k10", "m"), Required: x.oneIn(6),
 			Limit: 1 + x.pick(3), KeysOnly: false,
+		}
+		if x.oneIn(8) { // a guard, or somebody who breaks a lock
+			op.NS, op.Key = LockNamespace, choose(x, "l#0", "l#1", "m#0")
 		}
 		switch {
 		case op.Kind == KVGetPrefix && !prefix:

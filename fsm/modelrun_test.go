@@ -348,6 +348,8 @@ func (x *modelRun) apply(c *Call) {
 		i := m.kvCall(c.Tenant, b.Ops, true)
 		m.expect("index of the lost gate of a kv call", b.Failed, i)
 		m.kvCall(c.Tenant, b.Ops, false)
+	case *Locks:
+		m.locks(c.Tenant, b)
 	case *Timers:
 		m.timerOps(c.Tenant, b.Ops)
 	case *Configure:

@@ -39,6 +39,7 @@ type metrics struct {
 
 	total                        atomic.Int64
 	pushed, popped, acked, kvOps atomic.Int64
+	lockOps                      atomic.Int64
 
 	observed *Observations
 }
@@ -117,6 +118,7 @@ func (m *metrics) registerCounters() {
 		{"queen_process_pop_messages_total", "Messages delivered.", &m.popped},
 		{"queen_process_ack_messages_total", "Acks answered.", &m.acked},
 		{"queen_kv_ops_total", "Key/value operations answered.", &m.kvOps},
+		{"queen_locks_ops_total", "Lock operations answered.", &m.lockOps},
 	} {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: c.name, Help: c.help},
 			func() float64 { return float64(c.value.Load()) }))

@@ -29,6 +29,8 @@ var routes = []route{
 	{method: "PUT", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVPut},
 	{method: "DELETE", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVDelete},
 
+	{method: "POST", path: "/api/v1/locks", level: readWrite, family: kvFamily, handle: (*Server).serveLocks},
+
 	{method: "POST", path: "/api/v1/timers", level: writeOnly, family: timersFamily, handle: (*Server).serveTimers},
 	{method: "GET", path: "/api/v1/timers/:queue", level: readOnly, family: timersFamily, handle: (*Server).serveTimerList},
 	{method: "GET", path: "/api/v1/timers/:queue/*timerKey", level: readOnly, family: timersFamily, handle: (*Server).serveTimerPeek},

@@ -41,6 +41,7 @@ type work struct {
 	ack      fsm.Ack
 	txn      fsm.Txn
 	kv       fsm.KV
+	locks    fsm.Locks
 	timers   fsm.Timers
 	order    []element // what the operations of a transaction are, in order
 	leases   [][]byte  // own lease of each ack, as text; empty: none
@@ -114,6 +115,7 @@ func (w *work) reset() {
 		KV: cleared(w.txn.KV), Timers: cleared(w.txn.Timers),
 	}
 	w.kv = fsm.KV{Ops: cleared(w.kv.Ops)}
+	w.locks = fsm.Locks{Ops: cleared(w.locks.Ops)}
 	w.timers.Ops = cleared(w.timers.Ops)
 	w.order, w.leases, w.required, w.echoes = w.order[:0], cleared(w.leases), cleared(w.required), cleared(w.echoes)
 }
