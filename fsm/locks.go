@@ -81,14 +81,20 @@ type Locks struct {
 // lockSlice is about how many rows a cycle looks at for one call of locks (F24).
 const lockSlice = 2048
 
-func (m *Machine) planLocks(tenant string, l *Locks) verdict {
+func (m *Machine) planLocks(c *Call, l *Locks) verdict {
 	for budget := lockSlice; l.next < len(l.Ops); l.next++ {
-		if budget <= 0 {
+		if budget <= 0 && c.Key == nil { // a kept outcome is in the entry of all its effects
 			return unfinished
 		}
-		m.planLock(tenant, &l.Ops[l.next], &budget)
+		m.planLock(c.Tenant, &l.Ops[l.next], &budget)
 	}
 	return answered
+}
+
+// committed reports whether the call wrote anything: one that only lost is judged
+// anew when it comes again.
+func (l *Locks) committed() bool {
+	return slices.ContainsFunc(l.Ops, func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind.Write() })
 }
 
 func (m *Machine) planLock(tenant string, op *LockOp, budget *int) {

@@ -225,3 +225,40 @@ func TestLocksAmongOtherKeys(t *testing.T) {
 		t.Fatalf("holders %+v, want one", got.Holders)
 	}
 }
+
+// The outcome of a keyed call is kept when it wrote something, in one entry with it.
+func TestLocksKeepTheirOutcome(t *testing.T) {
+	r := newRig(t, Config{})
+	keyed := func(key string, ops ...LockOp) *Call {
+		c := r.call(&Locks{Ops: ops})
+		c.Key = &Keyed{Route: OutcomeLocks, Key: key, Render: func() (int, []byte) { return 200, []byte(`{}`) }}
+		if p := r.plan(c); p.More {
+			t.Fatal("a keyed call takes several cycles")
+		}
+		return c
+	}
+	wide := LockOp{Kind: LockAcquire, Name: "w", Owner: "a", TTL: 60, Limit: MaxLockLimit}
+	more := []LockOp{wide, wide, wide, wide}
+	for i := range more {
+		more[i].Name = fmt.Sprint("w", i)
+	}
+	if c := keyed("k1", more...); !c.Key.Kept || c.Key.Repeat {
+		t.Fatalf("the first call: %+v", c.Key)
+	}
+	if c := keyed("k1", more...); !c.Key.Repeat {
+		t.Fatalf("its repeat: %+v", c.Key)
+	}
+	lost := wide
+	lost.Name, lost.Owner, lost.Limit = "w0", "b", 1
+	for range 2 {
+		if c := keyed("k2", lost); c.Key.Kept || c.Key.Repeat {
+			t.Fatalf("a call that lost: %+v", c.Key)
+		}
+	}
+	again := more[0]
+	if c := keyed("k3", again); c.Key.Kept {
+		t.Fatalf("an acquire of what is held already: %+v", c.Key)
+	}
+	r.checkpoint(true)
+	r.restart()
+}

@@ -280,7 +280,7 @@ func (m *Machine) plan(c *Call) verdict {
 	case *KV:
 		return m.planKV(c.Tenant, b)
 	case *Locks:
-		return m.planLocks(c.Tenant, b)
+		return m.planLocks(c, b)
 	case *Timers:
 		return m.planTimers(c, b)
 	case *HandBack:
