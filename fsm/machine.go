@@ -76,6 +76,12 @@ func (c *Config) defaults() {
 	set64(&c.OutcomeBytes, 256<<20)
 }
 
+// WithDefaults is the configuration that a machine runs with.
+func (c Config) WithDefaults() Config {
+	c.defaults()
+	return c
+}
+
 // Machine plans calls on the state and applies entries to it. All methods
 // belong to one goroutine. A machine that leads runs ahead of commit by the
 // entries it has planned.

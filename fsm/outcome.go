@@ -89,6 +89,7 @@ type OutcomeInfo struct {
 type NextBatch struct {
 	Queue, Group string
 	LeaseID      [16]byte
+	Conflates    bool // the group does
 	Claims       []*Claim
 }
 
@@ -309,7 +310,7 @@ func (m *Machine) decidedNext(c *Call) {
 	if p != nil && len(p.Claims) > 0 && !o.dead {
 		s := &m.s.outcomes
 		s.bytes -= o.size()
-		o.next = &NextBatch{Queue: p.Queue, Group: p.Group, LeaseID: p.LeaseID, Claims: make([]*Claim, len(p.Claims))}
+		o.next = &NextBatch{Queue: p.Queue, Group: p.Group, LeaseID: p.LeaseID, Conflates: p.Conflates, Claims: make([]*Claim, len(p.Claims))}
 		for i, cl := range p.Claims {
 			kept := *cl
 			kept.Batch = nil // what is known of a lease's batch is not kept with the answer
@@ -387,11 +388,12 @@ const (
 	outcomeInline = 1 // its answer stands in the row
 	outcomeAsked  = 2 // the answer goes on with a next batch
 	outcomeNext   = 4 // there is one
-	outcomeFlags  = 7
+	outcomeNewest = 8 // of a group that conflates
+	outcomeFlags  = 15
 )
 
 func (o *outcome) encode(dst []byte) []byte {
-	dst = append(dst, flag(o.answer != nil)*outcomeInline|flag(o.asked)*outcomeAsked|flag(o.next != nil)*outcomeNext)
+	dst = append(dst, flag(o.answer != nil)*outcomeInline|flag(o.asked)*outcomeAsked|flag(o.next != nil)*outcomeNext|flag(o.next != nil && o.next.Conflates)*outcomeNewest)
 	dst = putString(dst, o.name)
 	dst = append(dst, o.hash[:]...)
 	dst = binary.AppendVarint(dst, o.at)
@@ -435,7 +437,7 @@ func (o *outcome) decode(b []byte) error {
 		o.answer = append([]byte{}, r.bytes()...)
 	}
 	if flags&outcomeNext != 0 {
-		n := &NextBatch{Queue: r.string(), Group: r.string(), LeaseID: r.id()}
+		n := &NextBatch{Queue: r.string(), Group: r.string(), LeaseID: r.id(), Conflates: flags&outcomeNewest != 0}
 		for count := r.uvarint(); count > 0 && r.err == nil; count-- {
 			c := &Claim{Queue: n.Queue}
 			if err := c.decode(&r); err != nil {

@@ -267,8 +267,17 @@ func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
 	}
 	// No files: it was opened a moment ago. An unsealed file without records is what a power cut left of a queue that was
 	// lost with it: the next queue gets its id.
+	// A value may ride in the log that a row of another queue names, or of none: it stays for that one.
 	files := q.Files()
-	return len(files) > 0 && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from || f.MaxIndex == 0 && !f.Sealed })
+	return len(files) > 0 && !j.names(q) && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from || f.MaxIndex == 0 && !f.Sealed })
+}
+
+// names reports whether rows name a value that is in the log.
+func (j *judge) names(q *QueueLog) (named bool) {
+	q.busy.Lock()
+	defer q.busy.Unlock()
+	err := q.Index.Walk(func(index.AppendRef) {}, func(id, _ uint64, _ int64) { named = named || j.kept.Value(id) })
+	return named || err != nil // what cannot be read is not removed
 }
 
 // rollOld ends the active file of a log of which parts are gone, when it is old and large enough to be worth freeing.

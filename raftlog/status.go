@@ -119,6 +119,9 @@ func (g *Group) Scrubbed() Scrubbed { return g.scrub.status() }
 // Reclaimed counts what reclaim has done.
 func (g *Group) Reclaimed() *Reclaimed { return &g.store.reclaimed }
 
+// UnsealedBytes are the bytes of all logs' files that are not sealed.
+func (g *Group) UnsealedBytes() int64 { return g.store.unsealed.Load() }
+
 // IndexBytes is about what the positions of unsealed files take in memory.
 func (g *Group) IndexBytes() (n int64) {
 	for _, q := range g.store.Logs() {

@@ -133,7 +133,13 @@ func (s *Server) serveAck(x *exchange) {
 	var f ackFields
 	isObject := sc.Kind() == rawjson.Object
 	if isObject {
-		f.takeAll(sc)
+		for ok := sc.EnterObject(); ok; ok = sc.NextMember() {
+			if key := sc.Key(); string(key) == "next" {
+				s.parseNext(w)
+			} else if !f.take(sc, key) {
+				sc.Skip()
+			}
+		}
 	} else {
 		sc.Skip()
 	}
@@ -150,7 +156,7 @@ func (s *Server) serveAck(x *exchange) {
 		it.Group = groupOrQueueMode(w, f.group)
 		w.ack.Items = append(w.ack.Items, it)
 	}
-	s.ack(x, w, bad)
+	s.ack(x, w, fsm.OutcomeAck, bad)
 }
 
 func (f *ackFields) takeAll(sc *rawjson.Scanner) {
@@ -167,11 +173,11 @@ func (s *Server) serveAckBatch(x *exchange) {
 		s.putWork(w)
 		return
 	}
-	s.ack(x, w, parseAckBatch(w))
+	s.ack(x, w, fsm.OutcomeAckBatch, s.parseAckBatch(w))
 }
 
 // parseAckBatch reads the body of a batch ack and says what is wrong with it.
-func parseAckBatch(w *work) (bad string) {
+func (s *Server) parseAckBatch(w *work) (bad string) {
 	sc := &w.scan
 	sc.Reset(w.body)
 	var top ackFields
@@ -186,6 +192,8 @@ func parseAckBatch(w *work) (bad string) {
 			case "acknowledgments":
 				w.ack.Items = w.ack.Items[:0]
 				isArray, bad = parseAcks(w)
+			case "next":
+				s.parseNext(w)
 			default:
 				sc.Skip()
 			}
@@ -234,27 +242,57 @@ func parseAcks(w *work) (isArray bool, bad string) {
 	return true, bad
 }
 
-func (s *Server) ack(x *exchange, w *work, bad string) {
+func (s *Server) ack(x *exchange, w *work, route fsm.OutcomeRoute, bad string) {
+	problem := w.next.bad
 	if bad != "" {
+		problem = badRequestBody(bad)
+	}
+	if problem.status != 0 {
 		s.putWork(w)
-		x.fail(http.StatusBadRequest, "bad_body", bad)
+		x.fail(problem.status, problem.code, problem.prose)
 		return
 	}
-	if len(w.ack.Items) == 0 {
+	if x.keyed() && !x.takeKey(w, route, len(w.ack.Items), w.appendAcks) {
 		s.putWork(w)
-		x.out = append(x.out[:0], "[]"...)
-		_ = x.answer(http.StatusOK)
 		return
 	}
-	if err := s.run(w, &w.ack, 64+32*len(w.ack.Items), x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
-		s.ended(w, err)
-		x.undecided(err)
-		return
+	next, deadline, gone := x.takeNext(w)
+	if w.ack.Next = next; len(w.ack.Items) > 0 {
+		if err := s.run(w, &w.ack, 64+32*len(w.ack.Items), deadline, gone); err != nil {
+			s.ended(w, err)
+			x.undecided(err)
+			return
+		}
+		if s.answerKnown(x, w) {
+			return
+		}
 	}
-	x.out = appendAckResults(x.out[:0], w.ack.Items)
+	if w.call.Key != nil && w.keyed.Kept {
+		x.out = append(x.out[:0], w.keyed.Body...)
+	} else {
+		x.out = w.appendAcks(x.out[:0])
+	}
 	s.metrics.acked.Add(int64(len(w.ack.Items)))
+	if next != nil {
+		s.answerNext(x, w)
+		return
+	}
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
+}
+
+func badRequestBody(prose string) problem {
+	return problem{http.StatusBadRequest, "bad_body", prose}
+}
+
+// appendAcks appends the answer of the ack routes, up to the value of "next"
+// when it was asked for.
+func (w *work) appendAcks(dst []byte) []byte {
+	if !w.next.asked {
+		return appendAckResults(dst, w.ack.Items)
+	}
+	dst = appendAckResults(append(dst, `{"results":`...), w.ack.Items)
+	return append(dst, `,"next":`...)
 }
 
 func appendAckResults(dst []byte, items []fsm.AckItem) []byte {

@@ -132,8 +132,12 @@ func TestParseOrderOfTransaction(t *testing.T) {
 	if n := len(e.submitted()); n != 0 {
 		t.Errorf("%d refused transactions were planned", n)
 	}
-	expect(t, ask(s, "POST", "/api/v1/transaction?dryRun=true", `{"operations":[{"type":"push","queue":"q","payload":1}]}`), 400)
+	expect(t, ask(s, "POST", "/api/v1/transaction?dryRun=maybe", `{"operations":[{"type":"push","queue":"q","payload":1}]}`), 400)
 	if n := len(e.submitted()); n != 0 {
+		t.Error("a call that may be a dry run was planned")
+	}
+	expect(t, ask(s, "POST", "/api/v1/transaction?dryRun=true", `{"operations":[{"type":"push","queue":"q","payload":1}]}`), 200)
+	if c := e.submitted(); len(c) != 1 || !c[0].Body.(*fsm.Txn).DryRun {
 		t.Error("a dry run was planned for real")
 	}
 }

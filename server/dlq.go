@@ -385,7 +385,7 @@ func (s *Server) appendReplayed(dst []byte, c *fsm.ReplayDeadLetter) []byte {
 	if push.Items[0].Queue == "" {
 		push.Items[0].Queue = c.ToQueue
 	}
-	list := s.appendPushResults(nil, &push)
+	list := s.appendPushResults(nil, &push, false)
 	dst = append(dst, list[1:len(list)-1]...)
 	dst = append(dst, `,"dlqRowRemoved":`...)
 	return append(rawjson.AppendBool(dst, c.Outcome == "moved"), '}')

@@ -41,6 +41,12 @@ type Status struct {
 	Reason string
 	Freed  Freed
 	Scrub  raftlog.Scrubbed
+	// Outcomes are the kept answers of calls with an Idempotency-Key.
+	Outcomes fsm.OutcomeStats
+	// Bounds of what fills up behind the engine; OutcomeWindow is in microseconds.
+	OutcomeLimit, OutcomeWindow  int64
+	DedupBytes, DedupLimit       int64
+	UnsealedBytes, UnsealedLimit int64
 }
 
 // Freed counts what retention has removed while this node led, and what reclaim has freed on it, since its start.

@@ -25,12 +25,22 @@ func (s *Server) serveKV(x *exchange) {
 		x.failKV(p)
 		return
 	}
+	if x.keyed() && !x.takeKey(w, fsm.OutcomeKV, len(w.kv.Ops), w.appendKV) {
+		s.putWork(w)
+		return
+	}
 	if s.runKV(x, w, x.tenant) {
-		x.out = appendKVResults(x.out[:0], &w.kv)
+		if w.call.Key != nil && w.keyed.Kept {
+			x.out = append(x.out[:0], w.keyed.Body...)
+		} else {
+			x.out = w.appendKV(x.out[:0])
+		}
 		s.putWork(w)
 		_ = x.answer(http.StatusOK)
 	}
 }
+
+func (w *work) appendKV(dst []byte) []byte { return appendKVResults(dst, &w.kv) }
 
 // parseKVBody reads {"operations": [...]}, or the bare array.
 func parseKVBody(w *work, r *kvRules) (p *kvProblem) {
@@ -105,6 +115,9 @@ func (s *Server) runKV(x *exchange, w *work, tenant string) bool {
 	if err := s.run(w, &w.kv, size, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
 		s.ended(w, err)
 		x.undecided(err)
+		return false
+	}
+	if s.answerKnown(x, w) {
 		return false
 	}
 	s.metrics.kvOps.Add(int64(len(w.kv.Ops)))

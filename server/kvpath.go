@@ -49,6 +49,16 @@ func (s *Server) kvPath(x *exchange, kind fsm.KVOpKind) {
 		x.failKV(p)
 		return
 	}
+	if kind != fsm.KVGet {
+		route := fsm.OutcomeKVPut
+		if kind == fsm.KVDelete {
+			route = fsm.OutcomeKVDelete
+		}
+		if x.keyed() && !x.takeKey(w, route, 1, w.appendKVPath) {
+			s.putWork(w)
+			return
+		}
+	}
 	if !s.runKV(x, w, x.tenant) {
 		return
 	}
@@ -93,10 +103,16 @@ func (s *Server) answerKVPath(x *exchange, w *work) {
 			x.c.Writer.Header().Set("ETag", `"`+strconv.FormatInt(op.Result.Version, 10)+`"`)
 		}
 	default:
-		x.out = append(append(x.out[:0], `{"op":"`...), kvOpName(op.Kind)...)
-		x.out = append(x.out, `",`...)
-		x.out = append(appendKVResult(x.out, op), '}')
+		x.out = w.appendKVPath(x.out[:0])
 	}
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
+}
+
+// appendKVPath appends the answer of a write of one key.
+func (w *work) appendKVPath(dst []byte) []byte {
+	op := &w.kv.Ops[0]
+	dst = append(append(dst, `{"op":"`...), kvOpName(op.Kind)...)
+	dst = append(dst, `",`...)
+	return append(appendKVResult(dst, op), '}')
 }

@@ -159,7 +159,28 @@ func (m *metrics) registerStatus(s *Server) {
 	}, func() float64 { return float64(s.admission.refused.Load()) }))
 	m.registerFreed(s)
 	m.registerScrub(s)
+	m.registerOutcomes(s)
 	gauge("queen_uptime_seconds", "Age of the process.", nil, func() float64 { return s.cfg.Clock().Sub(s.started).Seconds() })
+}
+
+func (m *metrics) registerOutcomes(s *Server) {
+	of := func(fn func(fsm.OutcomeStats) int64) func() float64 {
+		return func() float64 { return float64(fn(s.engine.Status().Outcomes)) }
+	}
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "queen_idempotency_outcomes", Help: "Kept answers of calls with an Idempotency-Key.",
+		}, of(func(o fsm.OutcomeStats) int64 { return o.Kept })),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "queen_idempotency_bytes", Help: "Memory of kept answers, about.",
+		}, of(func(o fsm.OutcomeStats) int64 { return o.Bytes })),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "queen_idempotency_evicted_total", Help: "Kept answers that went before the end of their window, to make room.",
+		}, of(func(o fsm.OutcomeStats) int64 { return o.Evicted })),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "queen_idempotency_replayed_total", Help: "Calls that were answered with a kept answer.",
+		}, of(func(o fsm.OutcomeStats) int64 { return o.Repeats })),
+	)
 }
 
 func (m *metrics) registerFreed(s *Server) {

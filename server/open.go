@@ -40,6 +40,7 @@ type Broker struct {
 	report   recovery.Report
 	reserve  *recovery.Reserve
 	fatal    func(error)
+	bounds   bounds
 	observed observed
 }
 
@@ -71,6 +72,7 @@ func Open(cfg StorageConfig) (*Broker, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	b := &Broker{fatal: cfg.Fatal, reserve: recovery.NewReserve(cfg.FS, cfg.Dir, cfg.ReserveBytes, cfg.Logger)}
+	b.bounds = bounds{cfg.Planner.WithDefaults(), cfg.Group.WithDefaults()}
 	b.machine = &machine{Machine: fsm.New(cfg.Planner), observed: &b.observed}
 	b.machine.preparing.calls = map[*fsm.Call]struct{}{}
 	g := cfg.Group
@@ -136,7 +138,7 @@ func (b *Broker) Stop(ctx context.Context) error {
 	err := b.group.Stop(ctx)
 	for _, c := range b.machine.takePreparing() {
 		if c.Done != nil {
-			c.Done(fsm.ErrStopped)
+			c.Abort(fsm.ErrStopped)
 		}
 	}
 	return err
@@ -154,6 +156,9 @@ func (b *Broker) Status() Status {
 		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
 	}
 	st.Scrub = b.group.Scrubbed()
+	st.Outcomes = b.machine.loadOutcomes()
+	b.bounds.fill(&st)
+	st.DedupBytes, st.UnsealedBytes = b.machine.dedup.Load(), b.group.UnsealedBytes()
 	m, r := b.Removed(), b.Reclaimed()
 	st.Freed = Freed{
 		Aged: m.Aged.Load(), Completed: m.Completed.Load(), Waited: m.Waited.Load(),
@@ -233,7 +238,9 @@ type machine struct {
 		calls map[*fsm.Call]struct{}
 	}
 	batch   []*fsm.Call
-	waiting atomic.Int64 // pops that wait
+	waiting atomic.Int64    // pops that wait
+	kept    [4]atomic.Int64 // the last fsm.OutcomeStats
+	dedup   atomic.Int64    // bytes of recent transactionIds
 }
 
 var _ raftlog.Machine = (*machine)(nil)
@@ -247,6 +254,8 @@ func (m *machine) Plan(now int64, calls []any) raftlog.Plan {
 	p := m.Machine.Plan(now, m.batch)
 	clear(m.batch)
 	m.waiting.Store(int64(m.Machine.Parked()))
+	m.storeOutcomes()
+	m.dedup.Store(m.DedupBytes())
 	if o := m.observed.get(); o != nil && p.Data != nil {
 		o.Planned(len(calls), len(p.Data))
 	}
@@ -255,6 +264,31 @@ func (m *machine) Plan(now int64, calls []any) raftlog.Plan {
 		out.Prepare = m.keepPreparing(p.Prepare)
 	}
 	return out
+}
+
+// bounds are the configurations that bound what the engine keeps.
+type bounds struct {
+	planner fsm.Config
+	group   raftlog.Config
+}
+
+func (b *bounds) fill(st *Status) {
+	st.OutcomeLimit, st.OutcomeWindow = b.planner.OutcomeBytes, b.planner.OutcomeWindow
+	st.DedupLimit, st.UnsealedLimit = b.planner.DedupBytes, b.group.UnsealedMax
+}
+
+// storeOutcomes shows what is kept to those who do not stand on the loop.
+func (m *machine) storeOutcomes() {
+	s := m.OutcomeStats()
+	for i, n := range [4]int64{s.Kept, s.Bytes, s.Evicted, s.Repeats} {
+		if m.kept[i].Load() != n {
+			m.kept[i].Store(n)
+		}
+	}
+}
+
+func (m *machine) loadOutcomes() fsm.OutcomeStats {
+	return fsm.OutcomeStats{Kept: m.kept[0].Load(), Bytes: m.kept[1].Load(), Evicted: m.kept[2].Load(), Repeats: m.kept[3].Load()}
 }
 
 func (m *machine) keepPreparing(calls []*fsm.Call) []any {

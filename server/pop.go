@@ -105,21 +105,7 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 		return
 	}
 	pop := &w.pop
-	pop.Group = fsm.QueueMode
-	if p.group != "" && p.group != fsm.QueueMode {
-		pop.Group = w.name([]byte(p.group))
-		pop.Mode, pop.From = p.subscription()
-	}
-	pop.Batch, pop.Partitions = defaultBatch, 1
-	if p.hasBatch {
-		pop.Batch = clampBatch(p.batch)
-	}
-	if p.hasPartitions {
-		pop.Partitions = int(min(max(p.partitions, 1), maxPartitions))
-	}
-	pop.LeaseSeconds = min(max(p.lease, 0), maxLeaseSecond)
-	pop.CommitOnDelivery = p.commit
-	pop.Conflate, pop.DefaultPartitions = p.conflation, !p.hasPartitions
+	s.fillPop(w, p)
 	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
 		pop.Worker = worker
 	}
@@ -152,6 +138,26 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 		report = [2]int{pop.Partitions, pop.Batch}
 	}
 	s.answerPop(x, w, report)
+}
+
+// fillPop sets in w.pop what the parameters say of the claim itself.
+func (s *Server) fillPop(w *work, p *popParams) {
+	pop := &w.pop
+	pop.Group = fsm.QueueMode
+	if p.group != "" && p.group != fsm.QueueMode {
+		pop.Group = w.name([]byte(p.group))
+		pop.Mode, pop.From = p.subscription()
+	}
+	pop.Batch, pop.Partitions = defaultBatch, 1
+	if p.hasBatch {
+		pop.Batch = clampBatch(p.batch)
+	}
+	if p.hasPartitions {
+		pop.Partitions = int(min(max(p.partitions, 1), maxPartitions))
+	}
+	pop.LeaseSeconds = min(max(p.lease, 0), maxLeaseSecond)
+	pop.CommitOnDelivery = p.commit
+	pop.Conflate, pop.DefaultPartitions = p.conflation, !p.hasPartitions
 }
 
 // tellPoisoned says in the log which messages a pop has put aside: nobody else

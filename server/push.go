@@ -188,6 +188,10 @@ func (s *Server) servePush(x *exchange) {
 		x.fail(p.status, p.code, p.prose)
 		return
 	}
+	if x.keyed() && !x.takeKey(w, fsm.OutcomePush, len(w.push.Items), func(dst []byte) []byte { return s.appendPushResults(dst, &w.push, true) }) {
+		s.putWork(w)
+		return
+	}
 	if len(w.push.Items) == 0 {
 		s.putWork(w)
 		x.out = append(x.out[:0], "[]"...)
@@ -201,7 +205,14 @@ func (s *Server) servePush(x *exchange) {
 		x.undecided(err)
 		return
 	}
-	x.out = s.appendPushResults(x.out[:0], &w.push)
+	if s.answerKnown(x, w) {
+		return
+	}
+	if w.call.Key != nil && w.keyed.Kept {
+		x.out = append(x.out[:0], w.keyed.Body...)
+	} else {
+		x.out = s.appendPushResults(x.out[:0], &w.push, false)
+	}
 	s.metrics.pushed.Add(int64(len(w.push.Items)))
 	s.putWork(w)
 	_ = x.answer(http.StatusCreated)
@@ -214,7 +225,9 @@ func (s *Server) ended(w *work, err error) {
 	}
 }
 
-func (s *Server) appendPushResults(dst []byte, push *fsm.Push) []byte {
+// appendPushResults appends the answer of a push; keyed: the planner has looked
+// the originals of its duplicates up.
+func (s *Server) appendPushResults(dst []byte, push *fsm.Push, keyed bool) []byte {
 	dst = append(dst, '[')
 	for i := range push.Items {
 		it := &push.Items[i]
@@ -224,7 +237,11 @@ func (s *Server) appendPushResults(dst []byte, push *fsm.Push) []byte {
 		dst = append(dst, `{"index":`...)
 		dst = strconv.AppendInt(dst, int64(i), 10)
 		dst = append(dst, `,"message_id":`...)
-		dst = appendID(dst, s.storedID(push, it))
+		if keyed {
+			dst = appendID(dst, foundID(push, it))
+		} else {
+			dst = appendID(dst, s.storedID(push, it))
+		}
 		dst = append(dst, `,"transaction_id":`...)
 		dst = appendTxn(dst, it.Txn, it.ID)
 		dst = append(dst, `,"queueName":`...)
@@ -251,6 +268,17 @@ func appendTxn(dst, txn []byte, id [16]byte) []byte {
 		return appendID(dst, id)
 	}
 	return rawjson.AppendString(dst, txn)
+}
+
+// foundID is storedID for a keyed push.
+func foundID(push *fsm.Push, it *fsm.PushItem) [16]byte {
+	switch {
+	case it.Status != fsm.Duplicate:
+		return it.ID
+	case it.DupOf >= 0:
+		return foundID(push, &push.Items[it.DupOf])
+	}
+	return it.StoredID
 }
 
 // storedID is the id of the message that an item became, or is a duplicate of.

@@ -81,3 +81,10 @@ func (x *exchange) spendRate(tenant string, write bool) bool {
 	}
 	return false
 }
+
+// tracked is the number of tenants whose rates are tracked.
+func (r *rates) tracked() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.mu.tenants)
+}

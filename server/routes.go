@@ -23,6 +23,8 @@ var routes = []route{
 	{method: "POST", path: "/api/v1/ack/batch", level: readWrite, writes: true, handle: (*Server).serveAckBatch},
 	{method: "POST", path: "/api/v1/lease/:leaseId/extend", level: readWrite, writes: true, handle: (*Server).serveExtend},
 	{method: "POST", path: "/api/v1/transaction", level: readWrite, writes: true, handle: (*Server).serveTransaction},
+	{method: "GET", path: "/api/v1/limits", level: readOnly, handle: (*Server).serveLimits},
+	{method: "GET", path: "/api/v1/outcomes/:key", level: readOnly, handle: (*Server).serveOutcome},
 
 	{method: "POST", path: "/api/v1/kv", level: readWrite, family: kvFamily, handle: (*Server).serveKV},
 	{method: "GET", path: "/api/v1/kv/:ns/*key", level: readOnly, family: kvFamily, handle: (*Server).serveKVGet},

@@ -28,6 +28,10 @@ func (s *Server) serveTimers(x *exchange) {
 		x.failTimer(p)
 		return
 	}
+	if x.keyed() && !x.takeKey(w, fsm.OutcomeTimers, len(w.timers.Ops), w.appendTimers) {
+		s.putWork(w)
+		return
+	}
 	if !x.spendRate(x.tenant, true) {
 		s.putWork(w)
 		return
@@ -42,18 +46,29 @@ func (s *Server) serveTimers(x *exchange) {
 		x.undecided(err)
 		return
 	}
-	x.out = append(x.out[:0], `{"results":[`...)
-	for i := range w.timers.Ops {
-		if i > 0 {
-			x.out = append(x.out, ',')
-		}
-		x.out = append(x.out, '{')
-		x.out = appendTimerResult(x.out, &w.timers.Ops[i], w.echoes[i])
-		x.out = append(x.out, '}')
+	if s.answerKnown(x, w) {
+		return
 	}
-	x.out = append(x.out, ']', '}')
+	if w.call.Key != nil && w.keyed.Kept {
+		x.out = append(x.out[:0], w.keyed.Body...)
+	} else {
+		x.out = w.appendTimers(x.out[:0])
+	}
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
+}
+
+func (w *work) appendTimers(dst []byte) []byte {
+	dst = append(dst, `{"results":[`...)
+	for i := range w.timers.Ops {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, '{')
+		dst = appendTimerResult(dst, &w.timers.Ops[i], w.echoes[i])
+		dst = append(dst, '}')
+	}
+	return append(dst, ']', '}')
 }
 
 // parseTimerBody reads {"operations": [...]}, or the bare array.

@@ -9,8 +9,9 @@ import (
 )
 
 func (s *Server) serveTransaction(x *exchange) {
-	if x.asksDryRun() {
-		s.refuseTxn(x, refuse(http.StatusBadRequest, "bad_request", "dryRun is not in this build; nothing was applied"))
+	dry, problem := x.asksDryRun()
+	if problem != nil {
+		s.refuseTxn(x, problem)
 		return
 	}
 	w := s.getWork(x)
@@ -31,37 +32,72 @@ func (s *Server) serveTransaction(x *exchange) {
 		w.txn.Push.GroupItems()
 	}
 	w.txn.KVFailed = -1
-	size := len(w.arena) + 64*(len(w.order)+len(w.txn.KV)+len(w.txn.Timers)+len(w.txn.Positions))
-	if err := s.run(w, &w.txn, size, x.remaining(s.cfg.Limits.CallTimeout), nil); err != nil {
+	parts := len(w.order) + len(w.txn.KV) + len(w.txn.Timers) + len(w.txn.Positions)
+	if w.txn.DryRun = dry; !dry && x.keyed() && !x.takeKey(w, fsm.OutcomeTransaction, parts, func(dst []byte) []byte { return s.appendCommit(dst, w) }) {
+		s.putWork(w)
+		return
+	}
+	next, deadline, gone := x.takeNext(w)
+	if dry {
+		next = nil
+	}
+	w.txn.Next = next
+	if err := s.run(w, &w.txn, len(w.arena)+64*parts, deadline, gone); err != nil {
 		s.ended(w, err)
 		x.undecided(err)
+		return
+	}
+	if s.answerKnown(x, w) {
 		return
 	}
 	if w.txn.Reason != "" {
 		x.out = s.appendRollback(x.out[:0], w)
 	} else {
-		x.out = s.appendCommit(x.out[:0], w)
-		s.metrics.pushed.Add(int64(len(w.txn.Push.Items)))
-		s.metrics.acked.Add(int64(len(w.txn.Acks)))
-		s.metrics.kvOps.Add(int64(len(w.txn.KV)))
+		if w.call.Key != nil {
+			x.out = append(x.out[:0], w.keyed.Body...)
+		} else {
+			x.out = s.appendCommit(x.out[:0], w)
+		}
+		s.countTxn(w)
+		if next != nil {
+			s.answerNext(x, w)
+			return
+		}
 	}
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
 }
 
-// asksDryRun reports whether the call must not be executed. Until dry runs are
-// here it is refused: doing it for real would be the one wrong answer.
-func (x *exchange) asksDryRun() bool {
-	raw, asks := x.c.Request.URL.RawQuery, false
-	if raw == "" {
-		return false
+// countTxn counts what a transaction has done.
+func (s *Server) countTxn(w *work) {
+	if w.txn.DryRun {
+		return
 	}
-	query(raw, func(name, value string) bool {
-		on, ok := parseFlag(value)
-		asks = asks || name == "dryRun" && (on || !ok)
+	s.metrics.pushed.Add(int64(len(w.txn.Push.Items)))
+	s.metrics.acked.Add(int64(len(w.txn.Acks)))
+	s.metrics.kvOps.Add(int64(len(w.txn.KV)))
+}
+
+// asksDryRun reports whether the call is to be judged and not executed.
+func (x *exchange) asksDryRun() (dry bool, p *txnProblem) {
+	raw := x.c.Request.URL.RawQuery
+	if raw == "" {
+		return false, nil
+	}
+	parses := query(raw, func(name, value string) bool {
+		if name == "dryRun" {
+			on, ok := parseFlag(value)
+			dry = dry || on
+			if !ok {
+				p = refuse(http.StatusBadRequest, "bad_request", "dryRun is not true or false; nothing was applied")
+			}
+		}
 		return true
 	})
-	return asks
+	if !parses {
+		p = refuse(http.StatusBadRequest, "bad_request", "the query has an escape that does not parse; nothing was applied")
+	}
+	return dry, p
 }
 
 // txnGrows reports whether the call can make the store larger. One that only
@@ -150,7 +186,16 @@ func (s *Server) appendCommit(dst []byte, w *work) []byte {
 		open("position", i)
 		dst = append(dst, `,"success":true}`...)
 	}
-	return append(dst, ']', '}')
+	dst = append(dst, ']')
+	switch {
+	case t.DryRun && w.next.asked:
+		dst = append(dst, `,"dryRun":true,"next":null`...)
+	case t.DryRun:
+		dst = append(dst, `,"dryRun":true`...)
+	case w.next.asked:
+		return append(dst, `,"next":`...) // its value and the end follow
+	}
+	return append(dst, '}')
 }
 
 func appendTxnAck(dst []byte, it *fsm.AckItem) []byte {

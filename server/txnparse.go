@@ -66,6 +66,9 @@ func (s *Server) parseTransaction(w *work) *txnProblem {
 	if t := p.verdict(); t != nil {
 		return t
 	}
+	if bad := &w.next.bad; bad.status != 0 {
+		return &txnProblem{bad.status, bad.code, bad.prose, bad.code == "name_too_long"}
+	}
 	resolveLeases(w)
 	return nil
 }
@@ -87,15 +90,19 @@ func (p *txnParse) verdict() *txnProblem {
 		return refuse(p.kv.status, p.kv.txnReason(), p.kv.detail)
 	case p.timers != nil:
 		return &txnProblem{p.timers.status, p.timers.txnReason, p.timers.detail, p.timers.engine}
-	default:
+	case p.positions != nil:
 		return p.positions
 	}
+	return nil
 }
 
 func (s *Server) takeTxnPart(w *work, p *txnParse, key []byte) {
 	sc := &w.scan
 	name := string(key)
 	switch name {
+	case "next":
+		s.parseNext(w)
+		return
 	case "operations", "requiredLeases", "kv", "timers", "positions":
 	default:
 		sc.Skip()

@@ -50,6 +50,10 @@ type work struct {
 
 	delivery delivery
 
+	next   nextClaim
+	keyed  fsm.Keyed
+	answer []byte // of a keyed call; the engine's until Done, like everything here
+
 	admitted charge // to be given back to the admission budget
 	entered  bool   // has a place of the gate to give back
 }
@@ -105,10 +109,13 @@ func (w *work) reset() {
 	w.body, w.arena = w.body[:0], w.arena[:0]
 	w.scan.Release(maxPooled)
 	w.push.Items, w.push.Groups = cleared(w.push.Items), cleared(w.push.Groups)
-	w.pop = fsm.Pop{}
+	w.pop, w.next, w.keyed = fsm.Pop{}, nextClaim{}, fsm.Keyed{}
+	if w.answer = w.answer[:0]; cap(w.answer) > maxPooled {
+		w.answer = nil
+	}
 	w.lease.text, w.lease.id = nil, [16]byte{}
 	w.delivery.reset()
-	w.ack.Items = cleared(w.ack.Items)
+	w.ack.Items, w.ack.Next = cleared(w.ack.Items), nil
 	w.txn.Push.Items, w.txn.Push.Groups = cleared(w.txn.Push.Items), cleared(w.txn.Push.Groups)
 	w.txn = fsm.Txn{
 		Acks: cleared(w.txn.Acks), Push: w.txn.Push, Positions: cleared(w.txn.Positions),
@@ -232,7 +239,7 @@ func (s *Server) abandon(w *work) {
 		case <-s.givenUp:
 			return // the engine may still write to the work
 		}
-		if pop, ok := w.call.Body.(*fsm.Pop); ok && err == nil {
+		if pop := claimedBy(w.call.Body); pop != nil && err == nil {
 			s.handBack(claimsOf(w.call.Tenant, pop))
 		}
 		s.putWork(w)

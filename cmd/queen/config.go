@@ -114,6 +114,8 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			RetentionScan:         int(v.count("QUEEN_RAFT_RETENTION_SCAN_PER_S")),
 			TxnWindowMin:          v.count("QUEEN_RAFT_TXN_WINDOW_MIN_S") * 1_000_000,
 			PartitionCleanup:      partitionCleanup(v),
+			OutcomeWindow:         min(v.count("QUEEN_IDEMPOTENCY_WINDOW_S"), 366*86400) * 1_000_000,
+			OutcomeBytes:          v.count("QUEEN_IDEMPOTENCY_MAX_BYTES"),
 			TraceRetention:        v.count("QUEEN_RAFT_TRACE_RETENTION_S") * 1_000_000,
 		},
 	}

@@ -157,8 +157,8 @@ var settings = []setting{
 	{area: "ephemeral", name: "QUEEN_EPHEMERAL_BURST", effect: idle},
 	{area: "ephemeral", name: "QUEEN_EPHEMERAL_REQUIRE_GRANT", effect: idle},
 
-	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_WINDOW_S", effect: idle},
-	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_MAX_BYTES", effect: idle},
+	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_WINDOW_S", kind: count, def: "600", least: 1, help: "how long the answer of a call with an Idempotency-Key is kept"},
+	{area: "idempotency", name: "QUEEN_IDEMPOTENCY_MAX_BYTES", kind: count, def: "268435456", least: 1, help: "memory for kept answers; over it the oldest go first"},
 
 	{area: "tests", name: "QUEEN_CRASH_POINT", kind: crashPoint, help: "point at which the process kills itself: name or name:n, at the n-th time; an unknown name lists them"},
 }

@@ -96,6 +96,10 @@ func (s *settings) apply(name, text string) error {
 		p.PartitionCleanup = int64(n) * 86400 * 1_000_000
 	case "QUEEN_RAFT_TRACE_RETENTION_S":
 		p.TraceRetention = int64(n) * 1_000_000
+	case "QUEEN_IDEMPOTENCY_WINDOW_S":
+		p.OutcomeWindow = int64(n) * 1_000_000
+	case "QUEEN_IDEMPOTENCY_MAX_BYTES":
+		p.OutcomeBytes = int64(n)
 	case "QUEEN_SWEEPER_MAX_ATTEMPTS":
 		p.TimerMaxAttempts = int64(n)
 	default:

@@ -59,6 +59,7 @@ type Config struct {
 	Via                   string
 	AckAll                bool
 	Claim                 bool
+	Next, Keyed           bool
 	Verify                string
 	ProbeSize             int
 	Big, Keys             int
@@ -128,6 +129,8 @@ func parse(args []string) (*Config, error) {
 		f.IntVar(&c.Messages, "messages", 0, "messages to preload; 0 = enough for 12,000 steps/s")
 		f.IntVar(&c.Rate, "rate", 0, "steps per second, open loop; 0 = as fast as it goes")
 		f.BoolVar(&c.AckAll, "ack-all", false, "ack each message of a batch; an ack settles what is below it too, so the last is enough")
+		f.BoolVar(&c.Next, "next", false, "one call a step: the transaction claims the next batch")
+		f.BoolVar(&c.Keyed, "keyed", false, "send each transaction with an Idempotency-Key of its own")
 		f.StringVar(&c.Verify, "verify", "count", "how outputs are checked: count (the broker's counters) or drain (read all of them)")
 		f.IntVar(&c.ProbeSize, "probe-size", 4096, "with -rate: bytes of a write of the fdatasync probe")
 	case "push":

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/url"
@@ -27,7 +28,7 @@ func step(s *session) (*Result, error) {
 	workers := make([]worker, s.Workers)
 	for i := range workers {
 		workers[i] = func(l *lane) error {
-			w := &stepper{s: s, lane: l, conn: s.conn(), src: s.source(i), in: []byte(in), out: []byte(out)}
+			w := &stepper{s: s, id: i, lane: l, conn: s.conn(), src: s.source(i), in: []byte(in), out: []byte(out)}
 			defer w.conn.Close()
 			err := w.run(i, first)
 			pushed.Add(w.pushed)
@@ -72,11 +73,16 @@ func (s *session) addProbes(r *Result) error {
 // stepper is one worker of step.
 type stepper struct {
 	s       *session
+	id      int
 	lane    *lane
 	conn    *wire.Conn
 	src     *source
 	in, out []byte
 	pop     string // target of the pop
+	next    popped // with -next: the batch that the last transaction claimed; n 0: none
+	batch   []byte // what next points into
+	key     []byte // with -keyed: of the transaction
+	keys    int64
 
 	pushed, short int64
 	dry           bool
@@ -126,9 +132,11 @@ func (w *stepper) run(i int, first time.Time) error {
 
 // step takes one step; its cycle counts from due.
 func (w *stepper) step(due time.Time) error {
-	p, err := w.take()
-	if err != nil {
-		return err
+	p, err := w.next, error(nil)
+	if p.n == 0 {
+		if p, err = w.take(); err != nil {
+			return err
+		}
 	}
 	start := time.Now()
 	w.transaction(&p)
@@ -139,6 +147,11 @@ func (w *stepper) step(due time.Time) error {
 	end := time.Now()
 	if status != 200 || !wire.True(body, "success") {
 		return fmt.Errorf("transaction: status %d: %.300s", status, body)
+	}
+	if w.s.Next {
+		if err := w.keepNext(body); err != nil {
+			return err
+		}
 	}
 	w.pushed += int64(p.n)
 	if p.n != w.s.Batch {
@@ -170,6 +183,19 @@ func (w *stepper) take() (popped, error) {
 	}
 }
 
+// keepNext takes the batch out of a transaction's answer, which the next call
+// overwrites.
+func (w *stepper) keepNext(body []byte) (err error) {
+	w.next = popped{}
+	at := bytes.LastIndex(body, []byte(`"next":{`))
+	if at < 0 {
+		return nil // nothing was ready: the next step begins with a pop
+	}
+	w.batch = append(w.batch[:0], body[at+len(`"next":`):]...)
+	w.next, err = scanPop(w.batch)
+	return err
+}
+
 func scanPop(body []byte) (p popped, err error) {
 	var ok [6]bool
 	p.body = body
@@ -199,7 +225,7 @@ func number(b []byte) (n int64) {
 // transaction builds the step's call. An ack settles everything below it in its
 // batch, so the last message's is the whole batch's.
 func (w *stepper) transaction(p *popped) {
-	w.conn.Post("/api/v1/transaction")
+	w.conn.PostKeyed("/api/v1/transaction", w.newKey())
 	b := append(w.conn.Body(), `{"operations":[`...)
 	if w.s.AckAll {
 		for pos := 0; ; {
@@ -226,8 +252,26 @@ func (w *stepper) transaction(p *popped) {
 	b = w.src.text(b, valueBytes)
 	b = append(b, `","ttlSeconds":`+ttl+`},{"op":"putIfAbsent","ns":"once","key":"`...)
 	b = append(b, p.last...)
-	b = append(b, `","value":1,"ttlSeconds":`+ttl+`,"required":true}]}`...)
-	w.conn.SetBody(b)
+	b = append(b, `","value":1,"ttlSeconds":`+ttl+`,"required":true}]`...)
+	if w.s.Next {
+		b = append(b, `,"next":{"queue":"`...)
+		b = append(b, w.in...)
+		b = append(b, `","consumerGroup":"`+group+`","subscriptionMode":"all","batch":`...)
+		b = append(strconv.AppendInt(b, int64(w.s.Batch), 10), '}')
+	}
+	w.conn.SetBody(append(b, '}'))
+}
+
+// newKey is the Idempotency-Key of the next transaction; nil: it has none.
+func (w *stepper) newKey() []byte {
+	if !w.s.Keyed {
+		return nil
+	}
+	w.keys++
+	w.key = append(append(w.key[:0], w.s.tag...), '-')
+	w.key = append(strconv.AppendInt(w.key, int64(w.id), 10), '-')
+	w.key = strconv.AppendInt(w.key, w.keys, 10)
+	return w.key
 }
 
 func appendAck(b, id []byte, p *popped) []byte {

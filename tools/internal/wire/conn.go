@@ -70,7 +70,17 @@ func (c *Conn) Get(target string) {
 // Post starts a request whose body is appended through Body. target is as for
 // Get.
 func (c *Conn) Post(target string) {
+	c.PostKeyed(target, nil)
+}
+
+// PostKeyed is Post with an Idempotency-Key; nil: none.
+func (c *Conn) PostKeyed(target string, key []byte) {
 	c.head("POST", target)
+	if key != nil {
+		c.req = append(c.req, "Idempotency-Key: "...)
+		c.req = append(c.req, key...)
+		c.req = append(c.req, "\r\n"...)
+	}
 	c.req = append(c.req, "Content-Type: application/json\r\nContent-Length: "...)
 	c.length = len(c.req)
 	c.req = append(c.req, "         \r\n\r\n"...) // lengthDigits spaces
