@@ -9,7 +9,7 @@ import (
 )
 
 // goRows are the rows that tests in Go cover rather than data files.
-var goRows = []string{"push-pop-ack/4.4/table", "push-pop-ack/4.4/separate"}
+var goRows = []string{"push-pop-ack/4.4/table", "push-pop-ack/4.4/separate", "ours/2/one-commit"}
 
 // TestConformance runs every case of testdata, each against its own broker.
 // One case: go test ./server/conformance -run 'TestConformance/transaction/.*row_5'
