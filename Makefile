@@ -42,6 +42,7 @@ lint:
 	@out="$$(gofmt -l $(GOFILES))"; if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
 	$(STATICCHECK) ./...
+	@GO="$(GO)" ./tools/vulncheck.sh
 
 # fuzz-short runs every fuzz target beyond its seed corpus, a few thousand inputs
 # each. FUZZTIME takes a time, too (10m); a run that a time ends can report

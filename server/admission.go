@@ -205,6 +205,7 @@ func (x *exchange) readInSteps(w *work, n int) bool {
 	for from := 0; from < n; {
 		to := min(from+admitStep, n)
 		if !x.admit(w, int64(to-from)) {
+			x.bodyRead = false // only its first steps were
 			return false
 		}
 		if cap(w.body) < to {

@@ -53,6 +53,10 @@ type Config struct {
 type Limits struct {
 	BodyBytes   int64         // request body; 64 MiB
 	Connections int           // open at a time, further ones wait; 0 is no bound
+	HeaderBytes int           // of a request's line and header, over it 431; 64 KiB
+	HeaderTime  time.Duration // longest wait for a header once a connection sends one, and for a TLS handshake; 30 s
+	BodyGrace   time.Duration // in which a body may stand still at its start; 30 s
+	BodyRate    int64         // bytes a second that it must come with from then on, on average; 8 KiB
 	EntryBytes  int           // largest planned part of a call; 96 MiB
 	AdmitBytes  int64         // bodies of growing writes in flight; 0 is no bound
 	AdmitHold   time.Duration // longest wait for admission, +/- 25%; 15 s
@@ -125,6 +129,10 @@ func (c Config) withDefaults() Config {
 	}
 	l := &c.Limits
 	orDefault(&l.BodyBytes, 64<<20)
+	orDefault(&l.HeaderBytes, 64<<10)
+	orDefault(&l.HeaderTime, 30*time.Second)
+	orDefault(&l.BodyGrace, 30*time.Second)
+	orDefault(&l.BodyRate, 8<<10)
 	orDefault(&l.EntryBytes, 96<<20)
 	orDefault(&l.AdmitHold, 15*time.Second)
 	orDefault(&l.DiskHighPct, 85)

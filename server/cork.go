@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -50,6 +51,7 @@ type corkedConn struct {
 	corked bool
 	held   []byte
 	closed func() // gives the connection's slot back, once
+	pace   pace
 	// unread is the pop that was answered last, until the client sends more.
 	unread atomic.Pointer[delivered]
 }
@@ -69,7 +71,9 @@ const unreadFor = 2 * time.Second
 // it in order, also when its process dies. So a reset right after the answer
 // of a pop says that nobody received the claim.
 func (c *corkedConn) Read(b []byte) (int, error) {
+	c.pace.before(c.Conn, &c.s.cfg.Limits)
 	n, err := c.Conn.Read(b)
+	c.pace.after(n)
 	if c.unread.Load() == nil {
 		return n, err
 	}
@@ -162,13 +166,21 @@ func (c *corkedConn) CloseWrite() error {
 	return nil
 }
 
-type connKey struct{}
+type (
+	connKey  struct{} // a connection that can be corked
+	pacedKey struct{} // one below TLS: the record layer gathers by itself
+)
 
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	if cc, ok := c.(*corkedConn); ok {
 		return context.WithValue(ctx, connKey{}, cc)
 	}
-	return ctx // TLS: the record layer gathers by itself
+	if t, ok := c.(*tls.Conn); ok {
+		if cc, ok := t.NetConn().(*corkedConn); ok {
+			return context.WithValue(ctx, pacedKey{}, cc)
+		}
+	}
+	return ctx
 }
 
 // corkFrom is the size of body from which header and body do not fit into the
@@ -178,6 +190,15 @@ const corkFrom = 3 << 10
 // conn is the connection of the exchange; nil when it cannot be corked.
 func (x *exchange) conn() *corkedConn {
 	c, _ := x.c.Request.Context().Value(connKey{}).(*corkedConn)
+	return c
+}
+
+// paced is the connection whose reads are paced; nil: there is none.
+func (x *exchange) paced() *corkedConn {
+	if c := x.conn(); c != nil {
+		return c
+	}
+	c, _ := x.c.Request.Context().Value(pacedKey{}).(*corkedConn)
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -31,6 +32,8 @@ type exchange struct {
 	out    []byte // the answer's body
 	parked bool   // a pop that may wait: being slow is its job
 	held   bool   // it waited for admission
+	// bodyRead: nothing of the request is left on the connection.
+	bodyRead bool
 
 	// Values of header lines, kept here so that setting them allocates nothing.
 	idLine, lengthLine [1]string
@@ -62,7 +65,7 @@ type route struct {
 func (s *Server) serve(rt *route) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		x := exchangePool.Get().(*exchange)
-		x.s, x.c, x.rt, x.start, x.parked, x.held, x.sub = s, c, rt, s.cfg.Clock(), false, false, ""
+		x.s, x.c, x.rt, x.start, x.parked, x.held, x.bodyRead, x.sub = s, c, rt, s.cfg.Clock(), false, false, false, ""
 		defer x.recover()
 		x.takeID()
 		if x.authorized() && x.takeTenant() && !x.noRoom() {
@@ -90,6 +93,7 @@ func (x *exchange) recover() {
 }
 
 func (x *exchange) finish() {
+	x.leaveBody()
 	x.c.Writer.WriteHeaderNow()
 	x.finishMeasured()
 	if cap(x.out) > maxPooled {
@@ -317,6 +321,11 @@ func (x *exchange) readBody(w *work) bool {
 }
 
 func (x *exchange) readChunked(w *work, limit int64) bool {
+	x.beginBody()
+	return x.endBody(x.readChunks(w, limit))
+}
+
+func (x *exchange) readChunks(w *work, limit int64) bool {
 	buf := w.body[:0]
 	for {
 		if len(buf) == cap(buf) {
@@ -341,14 +350,23 @@ func (x *exchange) readChunked(w *work, limit int64) bool {
 
 // readFull fills b from the body; false: it has answered.
 func (x *exchange) readFull(b []byte) bool {
-	if _, err := io.ReadFull(x.c.Request.Body, b); err != nil {
-		x.brokeOff(err)
-		return false
+	if len(b) == 0 {
+		return true
 	}
-	return true
+	x.beginBody()
+	_, err := io.ReadFull(x.c.Request.Body, b)
+	if x.endBody(err == nil); err != nil {
+		x.brokeOff(err)
+	}
+	return err == nil
 }
 
 func (x *exchange) brokeOff(err error) {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		x.c.Writer.Header()["Connection"] = []string{"close"}
+		x.fail(http.StatusRequestTimeout, "bad_body", "the body came too slowly; nothing was applied")
+		return
+	}
 	x.fail(http.StatusBadRequest, "bad_body", fmt.Sprintf("the body broke off: %v", err))
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -89,12 +90,17 @@ func New(cfg Config) (*Server, error) {
 		Handler: s.router,
 		// A client may be silent for long between requests and while its pop
 		// waits, not inside a request, and has to take its answer.
-		ReadHeaderTimeout: time.Minute,
+		ReadHeaderTimeout: l.HeaderTime,
+		MaxHeaderBytes:    l.HeaderBytes,
 		ReadTimeout:       patience,
 		WriteTimeout:      patience,
 		IdleTimeout:       patience,
 		ConnContext:       withConn,
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		// One request at a time on a connection: how bodies are paced and how a
+		// client that left is noticed both rest on it.
+		Protocols: http1,
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12},
+		ErrorLog:  slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
@@ -104,6 +110,12 @@ func New(cfg Config) (*Server, error) {
 	}
 	return s, nil
 }
+
+var http1 = func() *http.Protocols {
+	p := &http.Protocols{}
+	p.SetHTTP1(true)
+	return p
+}()
 
 // patience is how long a connection may take over one request or answer. It is
 // far above every deadline of a call.
