@@ -27,6 +27,7 @@ type judgement struct {
 	back   bool      // the message will come back (set when it is settled)
 	// unreadable: the message is to be filed, but no look-up gives its payload.
 	unreadable bool
+	q          *queue // of the partition; nil: there is none
 }
 
 // ackPlan is the acks of one call, judged.
@@ -80,6 +81,7 @@ func (m *Machine) planAck(c *Call, a *Ack) verdict {
 	for _, cur := range p.cursors {
 		m.settle(c, p, cur, false)
 	}
+	m.countAcks(p)
 	if a.Next != nil && a.committed() {
 		return m.planNext(c, a.Next)
 	}
@@ -98,6 +100,7 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 		it.Err = errNoPartition
 		return false
 	}
+	p.judged[i].q = part.q
 	g := part.q.byGroup[it.Group]
 	var c *cursor
 	if g != nil {
@@ -125,7 +128,7 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	}
 	if found.unsettled && (held != nil || !it.HasLease) {
 		it.Success = true
-		p.judged[i] = judgement{c: c, offset: found.offset, status: it.Status, apply: true}
+		p.judged[i] = judgement{c: c, offset: found.offset, status: it.Status, apply: true, q: part.q}
 		p.note(c, found.offset)
 		return false
 	}
@@ -140,7 +143,7 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 		if held != nil && held.end == found.settledAt && c.committed >= int64(held.end) {
 			// Retention took the batch from under its lease. The ack at the batch's
 			// end ends it all the same, or the partition would wait for its expiry.
-			p.judged[i] = judgement{c: c, offset: found.settledAt, status: Completed, apply: true}
+			p.judged[i] = judgement{c: c, offset: found.settledAt, status: Completed, apply: true, q: part.q}
 			p.note(c, found.settledAt)
 		}
 	case found.settled:
@@ -437,7 +440,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 			top = max(top, int64(j.offset))
 		}
 	}
-	retries := c.retries
+	retries, was := c.retries, c.committed
 	if filed {
 		c.retries = 0
 	}
@@ -467,6 +470,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	if inTxn {
 		m.b.Touch(c.p.q.id)
 	}
+	m.countSettled(c, was)
 	c.absolve()
 	m.put(c)
 	m.refresh(c)
@@ -626,6 +630,9 @@ func (m *Machine) fileLetter(l *deadLetter, content []byte) {
 		p.letters++
 	}
 	m.put(l)
+	s := m.tally(l.q)
+	s.cur.DeadLetters++
+	s.up.cur.DeadLetters++
 }
 
 // letterID is a UUIDv7 of broker time whose random part is a counter: it is

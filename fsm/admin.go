@@ -80,6 +80,7 @@ func (m *Machine) planDeleteQueue(tenant string, d *DeleteQueue) verdict {
 	delete(m.s.queueName, tenant+d.Queue)
 	m.s.queueOrder.Delete(tenant + d.Queue)
 	m.s.dead = append(m.s.dead, q)
+	m.dropSeries(q)
 	m.put(q)
 	for _, g := range q.groups {
 		for _, w := range slices.Clone(g.waiters.list) {
@@ -114,6 +115,8 @@ func (m *Machine) adoptOrphans(q *queue) {
 		}
 		w.pop.forgetGroups()
 		g, _ := m.ensureGroup(q, w.pop)
+		w.g.q.parked--
+		q.parked++
 		w.g, w.effects = g, true
 		g.waiters.add(w)
 		m.heat(g)
@@ -158,6 +161,10 @@ func (m *Machine) sweepDead() {
 	for _, kind := range []byte{rowGroup, rowLetter} {
 		m.removeRange(rowKey(nil, kind, q.id), rowKey(nil, kind, q.id+1))
 	}
+	if own := q.stats; own != nil && own.q == q && !own.empty() {
+		m.removeRange(rowKey(nil, rowStats, q.id), rowKey(nil, rowStats, q.id+1))
+	}
+	q.stats = nil
 	q.exists = false
 	m.remove(q)
 	delete(m.s.queues, q.id)

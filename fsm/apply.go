@@ -204,6 +204,8 @@ func (m *Machine) putRow(key, value []byte, changed bool) error {
 		return m.loadTimer(string(key[1:]), value, changed)
 	case rowOutcome:
 		return m.loadOutcome(k.be64(), k.err, value, changed)
+	case rowStats:
+		return m.loadStats(key, value, changed)
 	default:
 		return fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}
@@ -390,8 +392,12 @@ func (m *Machine) loadDeleteRange(lo, hi []byte, changed bool) error {
 	if lo[0] == rowOutcome {
 		return m.loadOutcomesGone(lo, hi)
 	}
-	q := m.s.loadQueue(binary.BigEndian.Uint64(lo[1:]))
 	in := func(key []byte) bool { return bytes.Compare(lo, key) <= 0 && bytes.Compare(key, hi) < 0 }
+	if lo[0] == rowStats {
+		m.loadStatsRange(binary.BigEndian.Uint64(lo[1:]), lo, in)
+		return nil
+	}
+	q := m.s.loadQueue(binary.BigEndian.Uint64(lo[1:]))
 	switch lo[0] {
 	case rowPartition:
 		for _, p := range q.partsFrom(lo) {

@@ -23,6 +23,7 @@ func (m *Machine) build() {
 	s.dead, m.reviews = nil, nil
 	m.wakes, m.expiries, m.due, m.leases = nil, nil, nil, nil
 	m.ret = retention{}
+	m.buildStats()
 	m.now = s.time
 	for _, id := range sortedIDs(s.queues) {
 		q := s.queues[id]
@@ -88,7 +89,7 @@ func (m *Machine) buildQueue(q *queue) {
 		return !g.exists
 	})
 	slices.SortFunc(q.groups, func(a, b *group) int { return compareID(a.id, b.id) })
-	q.counts, q.reviewed = queueCounts{}, reviewDone
+	q.counts, q.reviewed, q.parked, q.lastAppend = queueCounts{}, reviewDone, 0, 0
 	q.byName, q.byGroup = make(map[string]*partition, len(q.parts)), map[string]*group{}
 	for _, g := range q.groups {
 		q.byGroup[g.name] = g
@@ -104,6 +105,7 @@ func (m *Machine) buildQueue(q *queue) {
 		q.byName[p.name] = p
 		p.letters, p.delay, p.oldest, p.counted = 0, nil, 0, 0
 		m.countMessages(p)
+		q.lastAppend = max(q.lastAppend, p.lastAppend)
 		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
 		for _, c := range p.cursors {
 			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx, c.counted = nil, nil, false, 0, -1, cursorCount{}

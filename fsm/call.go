@@ -196,6 +196,11 @@ type Claim struct {
 	// acks of the lease need no look-up. Nil with CommitOnDelivery.
 	Batch *Batch
 
+	// At is the time of the claim, microseconds; the edge tells Lag how old the
+	// messages were then.
+	At  int64
+	Lag *LagMeter
+
 	group uint64 // id
 	span  uint64 // the first unsettled offset that it covers: From, or below with conflation
 	after int64  // CommitOnDelivery: committed once it was claimed

@@ -132,6 +132,7 @@ type rowWalk struct {
 	part   uint64 // next partition id of queues[qi]
 	headed bool   // queues[qi] and its groups are visited
 	letter string // last dead letter of queues[qi] that was visited
+	stats  statWalk
 	key    string
 	begun  bool
 	id     uint64 // next outcome
@@ -176,11 +177,15 @@ func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 			if !s.outcomes.walk(w, &max, fn) {
 				w.stage = 4
 			}
+		case 4:
+			if s.walkTotals(w, &max, fn) {
+				w.stage = 5
+			}
 		default:
 			return true
 		}
 	}
-	return w.stage > 3
+	return w.stage > 4
 }
 
 // walkQueues visits queues with their groups and letters, then their
@@ -189,7 +194,7 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 	for w.qi < len(w.queues) && *max > 0 {
 		q := s.queues[w.queues[w.qi]]
 		if q == nil {
-			w.qi, w.part, w.headed, w.letter = w.qi+1, 0, false, ""
+			w.qi, w.part, w.headed, w.letter, w.stats = w.qi+1, 0, false, "", statWalk{}
 			continue
 		}
 		if w.part == 0 {
@@ -204,7 +209,10 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 			if !q.walkLetters(w, max, fn) {
 				return true
 			}
-			w.part, w.headed, w.letter = 1, false, ""
+			if own := q.stats; own != nil && own.q == q && !own.walk(&w.stats, max, fn) {
+				return true
+			}
+			w.part, w.headed, w.letter, w.stats = 1, false, "", statWalk{}
 		}
 		i, _ := slices.BinarySearchFunc(q.parts, w.part, func(p *partition, id uint64) int { return compareID(p.id, id) })
 		for ; i < len(q.parts) && *max > 0; i++ {

@@ -22,6 +22,7 @@ type groupCounts struct {
 	total, pending, processing int64
 	full                       int64 // partitions that retain messages
 	behind                     int64 // those that owe some
+	leased                     int64 // those under a live lease
 	ready                      int64 // those that owe more than is leased
 }
 
@@ -40,6 +41,9 @@ func (g *groupCounts) add(c cursorCount, by int64) {
 	}
 	if c.pending > c.processing {
 		g.ready += by
+	}
+	if c.processing > 0 {
+		g.leased += by
 	}
 }
 

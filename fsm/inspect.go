@@ -27,12 +27,13 @@ const (
 	RowKV        RowKind = rowKV
 	RowTimer     RowKind = rowTimer
 	RowOutcome   RowKind = rowOutcome
+	RowStats     RowKind = rowStats
 )
 
 var rowKindNames = map[RowKind]string{
 	RowMeta: "meta", RowQueue: "queue", RowPartition: "partition", RowGroup: "group", RowCursor: "cursor",
 	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer",
-	RowOutcome: "outcome",
+	RowOutcome: "outcome", RowStats: "stats",
 }
 
 func (k RowKind) String() string {
@@ -119,6 +120,8 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 		return r, r.decodeTimer(string(key[1:]), value)
 	case RowOutcome:
 		r.add("id", k.be64())
+	case RowStats:
+		return r, r.decodeStats(key, value)
 	default:
 		return r, fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}
@@ -302,6 +305,29 @@ func (r *RowInfo) decodeTimer(key string, value []byte) error {
 		{"transactionId", string(t.txn)}, {"messageId", textOfID(t.messageID)}, {"attempts", t.attempts}, {"lastError", t.lastError},
 		{"created", t.created}, {"updated", t.updated}, {"value", t.value}, {"size", int64(t.size)}, {"message", t.message}} {
 		r.add(f.Name, f.Value)
+	}
+	return err
+}
+
+func (r *RowInfo) decodeStats(key, value []byte) error {
+	k, err := parseStatKey(key)
+	if err != nil {
+		return err
+	}
+	if r.Queue = k.queue; k.queue != 0 {
+		r.add("queueId", k.queue)
+	} else {
+		r.add("tenant", k.tenant)
+	}
+	r.add("minutes", statTiers[k.tier].width)
+	r.add("start", int64(k.start)*microsPerMinute)
+	if value == nil {
+		return nil
+	}
+	var t Tally
+	err = t.decode(value)
+	for i := range TallyFields {
+		r.add(TallyFields[i].Name, TallyFields[i].Get(&t))
 	}
 	return err
 }

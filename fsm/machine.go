@@ -34,6 +34,8 @@ type Config struct {
 	CleanupEvery          int64            // microseconds between two looks for such partitions; 1 h
 	OutcomeWindow         int64            // microseconds for which the outcome of a keyed call is kept; 600 s
 	OutcomeBytes          int64            // memory for outcomes; 256 MiB
+	StatQueues            int              // queues with statistics of their own; below 0: none; 1,000
+	StatDays              int64            // days for which statistics are kept; 90
 }
 
 func (c *Config) defaults() {
@@ -74,6 +76,10 @@ func (c *Config) defaults() {
 	set64(&c.CleanupEvery, 3600_000_000)
 	set64(&c.OutcomeWindow, 600_000_000)
 	set64(&c.OutcomeBytes, 256<<20)
+	if c.StatQueues == 0 {
+		c.StatQueues = 1000
+	}
+	set64(&c.StatDays, 90)
 }
 
 // WithDefaults is the configuration that a machine runs with.
@@ -122,6 +128,7 @@ type Machine struct {
 	parkedN   int
 	released  bool // ReleaseParked came: nothing waits any more
 	ret       retention
+	stats     statistics
 	removed   Removed
 
 	fresh        []*outcome // those whose rows the cycle owes
@@ -227,11 +234,14 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	m.review()
 	m.serve()
 	m.sweepOutcomes()
+	m.writeBuckets()
+	m.sweepBuckets()
 	return m.finish()
 }
 
 func (m *Machine) begin(now int64) {
 	m.now, m.s.now = now, now
+	m.stats.begin(now)
 	m.dedup.Evict(0) // what was sealed before may be over the budget only now
 	m.b.Reset()
 	m.metaWas = m.s.meta
@@ -272,6 +282,7 @@ func (m *Machine) planCall(c *Call) verdict {
 }
 
 func (m *Machine) plan(c *Call) verdict {
+	m.stats.call++
 	switch b := c.Body.(type) {
 	case *Txn:
 		return m.planTxn(c, b)
@@ -313,7 +324,7 @@ func (m *Machine) plan(c *Call) verdict {
 		b.Do(m.s)
 		return answered
 	case *ReleaseParked:
-		m.released = true
+		m.released, m.stats.closing = true, true
 		for _, w := range m.takeParked() {
 			m.answerEmpty(w)
 		}
@@ -330,7 +341,7 @@ type ReleaseParked struct{}
 func (m *Machine) finish() Plan {
 	m.checkCounts()
 	m.putOutcomes()
-	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0, SealThrough: m.dedup.WantSealed()}
+	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0 || m.stats.closing && len(m.stats.due) > 0, SealThrough: m.dedup.WantSealed()}
 	if m.s.meta != m.metaWas {
 		m.putRaw([]byte{rowMeta}, m.s.encodeMeta(m.scratch[:0]))
 	}
@@ -381,6 +392,12 @@ func (m *Machine) nextWake() int64 {
 	}
 	if m.s.queueOrder.Len() > 0 && !m.ret.waiting {
 		at(max(m.ret.next, m.now+1))
+	}
+	if len(m.stats.due) > 0 {
+		at(max((m.stats.due[0].minute+1)*microsPerMinute, m.now+1))
+	}
+	if len(m.stats.all) > 0 {
+		at(max(m.stats.sweepAt, m.now+1))
 	}
 	return wake
 }
@@ -519,6 +536,9 @@ func (m *Machine) pushPartition(q *queue, name string) *partition {
 	q.parts = append(q.parts, p)
 	q.byName[name] = p
 	m.put(p)
+	s := m.tally(q)
+	s.cur.PartitionsCreated++
+	s.up.cur.PartitionsCreated++
 	return p
 }
 

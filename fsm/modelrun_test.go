@@ -64,6 +64,7 @@ func newModelRun(t fataler, pick func(n int) int) *modelRun {
 	if cfg.PartitionCleanup = -1; pick(2) == 0 {
 		cfg.PartitionCleanup = 3_000_000
 	}
+	cfg.StatQueues = 1 + pick(3)
 	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}, carried: map[*Call]bool{}}
 	x.m.value = func(id uint64) []byte { return x.r.store.values[id].Data }
 	x.r.applies = 1 + pick(2)

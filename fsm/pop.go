@@ -72,6 +72,7 @@ func (m *Machine) planPop(c *Call, p *Pop) verdict {
 	g.waiters.add(w)
 	heap.Push(&m.deadlines, w)
 	m.parkedN++
+	q.parked++
 	m.heat(g)
 	return parked
 }
@@ -164,6 +165,7 @@ const youngGroup = 60_000_000
 // group has begun, also one that did not register it.
 func (m *Machine) dismiss(w *waiter) {
 	m.leave(w)
+	m.countEmpty(w)
 	m.answerEmpty(w)
 }
 
@@ -184,6 +186,7 @@ func (m *Machine) leave(w *waiter) {
 	}
 	w.gone = true
 	m.parkedN--
+	w.g.q.parked--
 	if w.heapIdx >= 0 {
 		heap.Remove(&m.deadlines, w.heapIdx)
 	}
@@ -365,10 +368,13 @@ func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64
 		return false
 	}
 	p.Claims = append(p.Claims, cl)
+	m.countClaim(p, cl, c.p.q)
 	cl.Attempt = 1
 	cl.group = c.g.id
 	if p.CommitOnDelivery {
+		was := c.committed
 		m.settleThrough(c, cl.To)
+		m.countSettled(c, was)
 		cl.after, c.holdUntil = c.committed, m.now+handTime
 		m.keep(c)
 		m.refresh(c)

@@ -84,6 +84,7 @@ func (m *Machine) planPush(c *Call, p *Push) verdict {
 	}
 	for i := range p.Groups {
 		m.emitGroup(c.Tenant, p, &p.Groups[i])
+		m.countPush(c.Tenant, p.Groups[i].Queue)
 	}
 	return answered
 }
@@ -239,7 +240,10 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 	if p.start == p.next {
 		p.oldest = m.now
 	}
-	p.next, p.lastAppend = first+uint64(len(messages)), m.now
+	p.next, p.lastAppend, p.q.lastAppend = first+uint64(len(messages)), m.now, m.now
+	s, n := m.tally(p.q), int64(len(messages))
+	s.cur.PushMessages += n
+	s.up.cur.PushMessages += n
 	m.touch(p)
 	m.countMessages(p)
 	p.appended(first, m.now)

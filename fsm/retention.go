@@ -300,6 +300,9 @@ func (m *Machine) dropPartition(p *partition) {
 	}
 	m.remove(p)
 	m.removed.Partitions.Add(1)
+	s := m.tally(p.q)
+	s.cur.PartitionsDeleted++
+	s.up.cur.PartitionsDeleted++
 }
 
 // closeGap takes the partitions that are gone, all of them in [from, to), out of the list. Groups that were sweeping

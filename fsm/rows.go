@@ -25,6 +25,8 @@ import (
 //	8     tenant (36), namespace, NUL, key                 key/value row
 //	9     tenant (36), u16 length, queue name, timer key   timer
 //	11    value id                                         outcome of a keyed call
+//	13    queue, width (0..4), u32 first minute            statistics of a queue in a bucket of time; queue 0 is followed
+//	                                                       by a tenant (36), whose queues together it counts
 //
 // Values are sequences of varints, length-prefixed strings and fixed bytes, in
 // the order of the put functions below. Equal objects have equal bytes (F16).
@@ -39,6 +41,7 @@ const (
 	rowKV        = 8
 	rowTimer     = 9
 	rowOutcome   = 11
+	rowStats     = 13
 )
 
 const stateVersion = 1

@@ -38,6 +38,8 @@ type State struct {
 	outcomes outcomes
 
 	dead []*queue // deleted, waiting for the sweeper
+
+	totals btree.Map[string, *series] // statistics of tenants
 }
 
 // counters mint ids. Each names the next one to give out, so a row written
@@ -66,6 +68,10 @@ type queue struct {
 	counts   queueCounts
 	reviewed int                            // partitions whose cursors know the newest options; reviewDone: all
 	letters  btree.Map[string, *deadLetter] // by id, which is by time
+
+	stats      *series // where it is counted; nil: nothing was yet
+	parked     int64   // pops that wait
+	lastAppend int64   // the newest one of its partitions
 }
 
 type partition struct {

@@ -72,6 +72,7 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 		return answered
 	}
 	m.emitTxn(c, t, acks)
+	m.countTxn(c.Tenant, t, acks)
 	return m.planNext(c, t.Next)
 }
 

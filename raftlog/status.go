@@ -1,6 +1,10 @@
 package raftlog
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"sync/atomic"
 	"time"
 )
@@ -115,6 +119,37 @@ func (g *Group) LogSize(queue uint64) (segments int, bytes int64) {
 
 // Scrubbed is what the scrub has done.
 func (g *Group) Scrubbed() Scrubbed { return g.scrub.status() }
+
+// PartitionBytes adds up the records of the first max appends of a partition
+// from an offset on, headers included, and counts the messages in them. It reads
+// each of the records, and is safe from any goroutine. A record may be gone
+// meanwhile: what it holds is then not counted.
+func (g *Group) PartitionBytes(queue, partition, from uint64, max int) (bytes int64, messages uint64, err error) {
+	q := g.store.find(g.store.opt.Layout.Log(queue))
+	if q == nil {
+		return 0, 0, nil
+	}
+	refs, err := q.appends(partition, from, max)
+	if err != nil {
+		return 0, 0, err
+	}
+	var buf []byte
+	for _, ref := range refs {
+		body, next, err := q.Log.ReadAt(ref.Seq, ref.Pos, buf)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, io.EOF) {
+			continue // its file was freed or rewritten, or it is still to be written
+		}
+		if err != nil {
+			return bytes, messages, fmt.Errorf("log q%d: %w", q.ID, err)
+		}
+		if cap(body) > cap(buf) {
+			buf = body
+		}
+		bytes += next - ref.Pos
+		messages += uint64(ref.Count)
+	}
+	return bytes, messages, nil
+}
 
 // Reclaimed counts what reclaim has done.
 func (g *Group) Reclaimed() *Reclaimed { return &g.store.reclaimed }

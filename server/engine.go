@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"queen/fsm"
 	"queen/raftlog"
@@ -17,6 +18,9 @@ type Engine interface {
 	// LogSize counts the segment files and bytes of the log that holds a queue;
 	// with shards that log is shared with other queues. It is cheap.
 	LogSize(queue uint64) (segments int, bytes int64)
+	// PartitionBytes adds up the records in the log of the first max appends of a
+	// partition from an offset on, and counts the messages in them.
+	PartitionBytes(queue, partition, from uint64, max int) (bytes int64, messages uint64, err error)
 	// Status tells how the group stands; it is cheap and may be a little old.
 	Status() Status
 	// Stop ends planning. Calls in flight are waited for and get their Done.
@@ -28,15 +32,19 @@ type Engine interface {
 
 // Status is how a node's raft group stands.
 type Status struct {
-	Role      string // leader, follower, learner, candidate, stopped
-	HasLeader bool
-	Term      uint64
-	Log       uint64 // newest index in the log
-	Commit    uint64
-	Applied   uint64
-	Durable   uint64
-	InFlight  int // entries that are planned and not committed
-	Parked    int // pops that wait
+	NodeID      uint64
+	Cluster     string // id of the cluster, 32 hex digits
+	Role        string // leader, follower, learner, candidate, stopped
+	HasLeader   bool
+	Term        uint64
+	Log         uint64 // newest index in the log
+	Commit      uint64
+	Applied     uint64
+	Durable     uint64
+	InFlight    int           // entries that are planned and not committed
+	Parked      int           // pops that wait
+	LogBytes    int64         // of all segment files
+	OldestWrite time.Duration // how long the oldest outstanding write has been waited for
 	// Reason says why the node does not serve; empty when it does.
 	Reason string
 	Freed  Freed

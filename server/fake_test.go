@@ -85,8 +85,11 @@ func (e *fakeEngine) awaitCalls(n int) {
 	await(e.t, func() bool { return len(e.submitted()) >= n })
 }
 
-func (e *fakeEngine) Reader() raftlog.Reader         { return fakeReader{e} }
-func (e *fakeEngine) LogSize(uint64) (int, int64)    { return 0, 0 }
+func (e *fakeEngine) Reader() raftlog.Reader      { return fakeReader{e} }
+func (e *fakeEngine) LogSize(uint64) (int, int64) { return 0, 0 }
+func (e *fakeEngine) PartitionBytes(uint64, uint64, uint64, int) (int64, uint64, error) {
+	return 0, 0, nil
+}
 func (e *fakeEngine) Status() Status                 { return e.status }
 func (e *fakeEngine) Stop(ctx context.Context) error { return nil }
 

@@ -120,6 +120,11 @@ func (b *Broker) Reader() raftlog.Reader { return b.group.Reader() }
 // LogSize counts the files and bytes of the log that holds a queue.
 func (b *Broker) LogSize(queue uint64) (segments int, bytes int64) { return b.group.LogSize(queue) }
 
+// PartitionBytes implements Engine.
+func (b *Broker) PartitionBytes(queue, partition, from uint64, max int) (bytes int64, messages uint64, err error) {
+	return b.group.PartitionBytes(queue, partition, from, max)
+}
+
 // Reclaimed counts what reclaim has done, safe to read at any time.
 func (b *Broker) Reclaimed() *raftlog.Reclaimed { return b.group.Reclaimed() }
 
@@ -154,6 +159,7 @@ func (b *Broker) Status() Status {
 	st := Status{
 		Role: "candidate", HasLeader: g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
 		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
+		NodeID: g.NodeID, Cluster: b.report.Identity.Cluster, LogBytes: g.LogBytes, OldestWrite: g.OldestWrite,
 	}
 	st.Scrub = b.group.Scrubbed()
 	st.Outcomes = b.machine.loadOutcomes()

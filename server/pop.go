@@ -408,6 +408,9 @@ type delivery struct {
 	ids     []byte // transactionIds of the claim, back to back
 	ends    []int  // where each of them ends
 	found   int
+	at      int64 // when the claim was made, microseconds
+	ages    int64 // of its messages then, added up
+	oldest  int64
 	failed  *fsm.Claim                                                // the claim that appendPop could not render
 	take    func(offset uint64, micros int64, m *entry.Message) error // d.message
 }
@@ -430,6 +433,8 @@ func (d *delivery) message(offset uint64, micros int64, m *entry.Message) (err e
 	if d.found++; d.found > 1 {
 		d.dst = append(d.dst, ',')
 	}
+	d.ages += d.at - micros
+	d.oldest = max(d.oldest, d.at-micros)
 	from := len(d.ids)
 	d.ids = m.AppendTxn(d.ids)
 	d.ends = append(d.ends, len(d.ids))
@@ -446,11 +451,15 @@ func (d *delivery) message(offset uint64, micros int64, m *entry.Message) (err e
 func (d *delivery) appendClaim(pop *fsm.Pop, c *fsm.Claim, lease string) error {
 	d.tail = appendClaimTail(d.tail[:0], pop, c, lease)
 	d.settled, d.found, d.ids, d.ends, d.items = c.Settled, 0, d.ids[:0], d.ends[:0], nil
+	d.at, d.ages, d.oldest = c.At, 0, 0
 	if c.Batch != nil {
 		d.items = make([]fsm.BatchItem, 0, c.Count) // the claim keeps it
 	}
 	if err := d.s.engine.Reader().ReadMessages(c.QueueID, c.PartitionID, c.From, c.To, d.take); err != nil {
 		return &claimError{c, d.found, err}
+	}
+	if c.Lag != nil {
+		c.Lag.Add(int64(d.found), d.ages, d.oldest)
 	}
 	if d.found != c.Count {
 		// Retention or the removal of the queue was faster than this read.

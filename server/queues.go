@@ -103,26 +103,38 @@ func (x *exchange) queueNotFound() {
 }
 
 func (s *Server) serveQueue(x *exchange) {
-	name, ok := x.queueName()
+	q, parts, ok := s.queueDetail(x)
 	if !ok {
 		return
 	}
-	var (
-		q     fsm.QueueInfo
-		found bool
-		parts []partitionRow
-	)
-	tenant := x.tenant
-	for offset, more := 0, true; more; offset = len(parts) {
+	x.out = s.appendQueueDetail(x.out[:0], &q, parts)
+	_ = x.answer(http.StatusOK)
+}
+
+// maxDetailRows bounds the partitions that a queue's detail lists; offset asks for those behind them.
+const maxDetailRows = 10_000
+
+// queueDetail reads a queue and its partitions; false: it has answered.
+func (s *Server) queueDetail(x *exchange) (q fsm.QueueInfo, parts []partitionRow, ok bool) {
+	name, ok := x.queueName()
+	if !ok {
+		return q, nil, false
+	}
+	l, ok := x.listing(maxDetailRows, maxDetailRows)
+	if !ok {
+		return q, nil, false
+	}
+	tenant, found := x.tenant, false
+	for begun, more := false, true; more && len(parts) < l.limit; begun = true {
 		var page []fsm.PartitionInfo
 		more = false
 		if !s.read(x, func(st *fsm.State) {
-			if offset == 0 {
+			if !begun {
 				q, found = st.Queue(tenant, name)
 			}
-			page, more = st.Partitions(tenant, name, offset, readPage)
+			page, more = st.Partitions(tenant, name, l.offset+len(parts), min(readPage, l.limit-len(parts)))
 		}) {
-			return
+			return q, nil, false
 		}
 		for i := range page {
 			parts = append(parts, partitionRow{page[i], s.oldestMessage(q.ID, &page[i])})
@@ -130,10 +142,8 @@ func (s *Server) serveQueue(x *exchange) {
 	}
 	if !found {
 		x.queueNotFound()
-		return
 	}
-	x.out = s.appendQueueDetail(x.out[:0], &q, parts)
-	_ = x.answer(http.StatusOK)
+	return q, parts, found
 }
 
 // partitionRow is a partition of a queue's detail, with what the state does not

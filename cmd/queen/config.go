@@ -116,6 +116,8 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 			PartitionCleanup:      partitionCleanup(v),
 			OutcomeWindow:         min(v.count("QUEEN_IDEMPOTENCY_WINDOW_S"), 366*86400) * 1_000_000,
 			OutcomeBytes:          v.count("QUEEN_IDEMPOTENCY_MAX_BYTES"),
+			StatQueues:            int(min(v.count("QUEEN_STATS_QUEUES"), 1_000_000)),
+			StatDays:              min(v.count("METRICS_RETENTION_DAYS"), 3650),
 			TraceRetention:        v.count("QUEEN_RAFT_TRACE_RETENTION_S") * 1_000_000,
 		},
 	}

@@ -103,7 +103,8 @@ var settings = []setting{
 
 	{area: "metrics", name: "QUEEN_RAFT_METRICS", kind: flag, def: "true", help: "measure calls"},
 	{area: "metrics", name: "METRICS_FLUSH_MS", effect: idle},
-	{area: "metrics", name: "METRICS_RETENTION_DAYS", effect: idle},
+	{area: "metrics", name: "METRICS_RETENTION_DAYS", kind: count, def: "90", least: 1, help: "days for which statistics over time are kept"},
+	{area: "metrics", name: "QUEEN_STATS_QUEUES", kind: count, def: "1000", least: 1, help: "queues with statistics of their own, about 95 KB each; the others count in the totals"},
 
 	{area: "security", name: "QUEEN_TENANCY_HEADER", kind: flag, def: "false", help: "read the tenant from x-queen-tenant; needs QUEEN_KV_TRUSTED_PROXY"},
 	{area: "security", name: "QUEEN_KV_TRUSTED_PROXY", kind: flag, def: "false", help: "whoever reaches this port is trusted to name tenants"},

@@ -66,8 +66,10 @@ func (r *rig) open() (err error) {
 	}
 	r.b, err = server.Open(server.StorageConfig{
 		FS: r.fs, Dir: "data", NodeID: 1, Logger: r.logger,
-		Planner: fsm.Config{DefaultMode: fsm.SubscribeAll, RetentionScan: 1_000_000, DedupBytes: r.dedup},
-		Group:   group,
+		Planner: fsm.Config{DefaultMode: fsm.SubscribeAll, RetentionScan: 1_000_000, DedupBytes: r.dedup,
+			StatDays: 1, // so that statistics grow no more after the first day
+		},
+		Group: group,
 		Fatal: func(err error) {
 			select {
 			case fatal <- err:
