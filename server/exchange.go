@@ -107,6 +107,9 @@ func (x *exchange) finishMeasured() {
 	took, status := x.s.cfg.Clock().Sub(x.start), x.c.Writer.Status()
 	x.rt.stats.observe(status, took)
 	failed := status >= 500
+	if took >= x.s.cfg.Limits.SlowCall && !x.parked {
+		x.s.metrics.slow.Add(1)
+	}
 	if (failed || took >= x.s.cfg.Limits.SlowCall && !x.parked) && x.s.logLimit.allow(x.start) {
 		x.s.logCall(x, status, took, failed)
 	}

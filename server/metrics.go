@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"net/http"
 	"os"
 	"strconv"
@@ -39,7 +38,11 @@ type metrics struct {
 
 	total                        atomic.Int64
 	pushed, popped, acked, kvOps atomic.Int64
-	lockOps                      atomic.Int64
+
+	calls                         [3]atomic.Int64 // answered, by verb
+	slow                          atomic.Int64    // calls that took Limits.SlowCall
+	kvReadRefused, kvWriteRefused atomic.Int64    // by a rate
+	lockOps                       atomic.Int64
 
 	observed *Observations
 }
@@ -58,7 +61,7 @@ func newMetrics(s *Server) *metrics {
 	m.observed = m.observations()
 	m.registerCounters()
 	m.registerStatus(s)
-	m.registry.MustRegister(&depthCollector{s: s})
+	m.registry.MustRegister(&queueCollector{s: s}, &statusCollector{s: s})
 	m.handler = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	return m
 }
@@ -117,7 +120,13 @@ func (m *metrics) registerCounters() {
 		{"queen_process_push_messages_total", "Items of answered pushes and committed transactions.", &m.pushed},
 		{"queen_process_pop_messages_total", "Messages delivered.", &m.popped},
 		{"queen_process_ack_messages_total", "Acks answered.", &m.acked},
+		{"queen_process_push_requests_total", "Push calls answered.", &m.calls[0]},
+		{"queen_process_pop_requests_total", "Pop calls answered.", &m.calls[1]},
+		{"queen_process_ack_requests_total", "Ack calls answered.", &m.calls[2]},
+		{"queen_raft_slow_commands_total", "Calls that took QUEEN_RAFT_SLOW_COMMAND_MS or longer; pops that may wait are not counted.", &m.slow},
 		{"queen_kv_ops_total", "Key/value operations answered.", &m.kvOps},
+		{"queen_kv_read_rejected_total", "Reading key/value calls that the tenant's rate refused.", &m.kvReadRefused},
+		{"queen_kv_write_rejected_total", "Writing key/value calls that the tenant's rate refused.", &m.kvWriteRefused},
 		{"queen_locks_ops_total", "Lock operations answered.", &m.lockOps},
 	} {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: c.name, Help: c.help},
@@ -240,13 +249,28 @@ func (m *metrics) registerScrub(s *Server) {
 type routeStats struct {
 	m      *metrics
 	label  string
+	calls  *atomic.Int64 // of its verb; nil: it has none
 	status [500]atomic.Pointer[prometheus.Observer]
 }
 
-func (m *metrics) route(label string) *routeStats { return &routeStats{m: m, label: label} }
+func (m *metrics) route(label string) *routeStats {
+	r := &routeStats{m: m, label: label}
+	for i, verb := range verbs {
+		if strings.Contains(label, " /api/v1/"+verb) {
+			r.calls = &m.calls[i]
+		}
+	}
+	return r
+}
+
+// verbs are those whose calls are counted by themselves, as metrics.calls has them.
+var verbs = [3]string{"push", "pop", "ack"}
 
 func (r *routeStats) observe(status int, took time.Duration) {
 	r.m.total.Add(1)
+	if r.calls != nil {
+		r.calls.Add(1)
+	}
 	if !r.m.on {
 		return
 	}
@@ -258,82 +282,6 @@ func (r *routeStats) observe(status int, took time.Duration) {
 		r.status[i].Store(o)
 	}
 	(*o).Observe(took.Seconds())
-}
-
-// depthCollector reads the depth of the queues when it is scraped: the first
-// depthQueues by name of the default tenant, so that no number of queues makes
-// a scrape grow without end.
-type depthCollector struct{ s *Server }
-
-const depthQueues = 200
-
-var (
-	depthDesc   = prometheus.NewDesc("queen_queue_depth", "Messages behind the slowest group.", []string{"queue"}, nil)
-	leasedDesc  = prometheus.NewDesc("queen_queue_processing", "Of these, messages under a live lease.", []string{"queue"}, nil)
-	retainDesc  = prometheus.NewDesc("queen_queue_messages", "Retained messages.", []string{"queue"}, nil)
-	lettersDesc = prometheus.NewDesc("queen_dlq_depth_by_queue", "Dead letters.", []string{"queue"}, nil)
-	omittedDesc = prometheus.NewDesc("queen_queue_depth_truncated", "1 when there are more queues than are listed.", nil, nil)
-)
-
-func (c *depthCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{depthDesc, leasedDesc, retainDesc, lettersDesc, omittedDesc} {
-		ch <- d
-	}
-}
-
-func (c *depthCollector) Collect(ch chan<- prometheus.Metric) {
-	rows, more, ok := c.s.peekQueues(depthQueues)
-	if !ok {
-		return
-	}
-	omitted := 0.0
-	if more {
-		omitted = 1
-	}
-	ch <- prometheus.MustNewConstMetric(omittedDesc, prometheus.GaugeValue, omitted)
-	for i := range rows {
-		q := &rows[i]
-		label := strings.ToValidUTF8(q.Name, "\ufffd")
-		for _, g := range []struct {
-			desc *prometheus.Desc
-			n    int64
-		}{{depthDesc, q.Pending}, {leasedDesc, q.Processing}, {retainDesc, q.Total}, {lettersDesc, q.DeadLetters}} {
-			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, float64(g.n), label)
-		}
-	}
-}
-
-// peekQueues lists queues for a scrape, which must not hang on a broker that
-// decides nothing. more: there are others.
-func (s *Server) peekQueues(limit int) (rows []fsm.QueueInfo, more, ok bool) {
-	type answer struct {
-		rows []fsm.QueueInfo
-		more bool
-	}
-	got := make(chan answer, 1)
-	var page answer
-	call := &fsm.Call{
-		Tenant: defaultTenant,
-		Body:   &fsm.Read{Do: func(st *fsm.State) { page.rows, page.more = st.Queues(defaultTenant, "", limit) }},
-		Done: func(err error) {
-			if err == nil {
-				got <- page
-				return
-			}
-			close(got)
-		},
-	}
-	if s.engine.Submit(call) != nil {
-		return nil, false, false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	select {
-	case a, ok := <-got:
-		return a.rows, a.more, ok
-	case <-ctx.Done():
-		return nil, false, false
-	}
 }
 
 func (s *Server) servePrometheus(x *exchange) {

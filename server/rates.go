@@ -73,6 +73,11 @@ func (x *exchange) spendRate(tenant string, write bool) bool {
 	case rateOK:
 		return true
 	case rateOver:
+		if write {
+			x.s.metrics.kvWriteRefused.Add(1)
+		} else {
+			x.s.metrics.kvReadRefused.Add(1)
+		}
 		x.retryAfter(1 + int(wait/time.Second))
 		x.failReason(http.StatusTooManyRequests, "rate_limited", "", "the tenant's rate of KV calls is spent")
 	default:

@@ -168,3 +168,17 @@ func BenchmarkStepClient(b *testing.B) {
 		w.transaction(&p)
 	}
 }
+
+// Every target is a path of its own, with the queue's name escaped.
+func TestReadTargets(t *testing.T) {
+	seen := map[string]bool{}
+	for _, target := range readTargets("a/b") {
+		if seen[target] || !strings.HasPrefix(target, "/") || strings.Contains(target, "a/b") {
+			t.Errorf("target %s", target)
+		}
+		seen[target] = true
+	}
+	if len(seen) < 20 {
+		t.Errorf("%d targets", len(seen))
+	}
+}

@@ -134,15 +134,19 @@ func (s *session) createKeys() error {
 // readTotals reads every second what shows totals, until the returned function
 // is called, which tells what failed.
 func (s *session) readTotals(many string) (stop func() error) {
-	targets := []string{
+	return s.poll(time.Second, []string{
 		"/metrics/prometheus", "/api/v1/resources/queues", "/api/v1/resources/queues/" + url.PathEscape(many) + "/depth",
 		"/api/v1/resources/queues/" + url.PathEscape(many) + "/depth?group=" + group, "/api/v1/dlq?limit=100",
-	}
+	})
+}
+
+// poll reads every target once in each period, until the returned function is called, which tells what failed.
+func (s *session) poll(period time.Duration, targets []string) (stop func() error) {
 	end := make(chan struct{})
 	var failed error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for tick := time.NewTicker(time.Second); failed == nil; {
+		for tick := time.NewTicker(period); failed == nil; {
 			select {
 			case <-end:
 				tick.Stop()

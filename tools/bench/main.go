@@ -66,6 +66,7 @@ type Config struct {
 	Conns                 int
 	Times, Sustained      float64
 	Probe                 time.Duration
+	Poll                  time.Duration
 }
 
 type listFlag []string
@@ -128,6 +129,7 @@ func parse(args []string) (*Config, error) {
 		f.IntVar(&c.Workers, "workers", 64, "workers")
 		f.IntVar(&c.Messages, "messages", 0, "messages to preload; 0 = enough for 12,000 steps/s")
 		f.IntVar(&c.Rate, "rate", 0, "steps per second, open loop; 0 = as fast as it goes")
+		f.DurationVar(&c.Poll, "poll", 0, "read every route of a dashboard once in this time, from another client; 0 = not at all")
 		f.BoolVar(&c.AckAll, "ack-all", false, "ack each message of a batch; an ack settles what is below it too, so the last is enough")
 		f.BoolVar(&c.Next, "next", false, "one call a step: the transaction claims the next batch")
 		f.BoolVar(&c.Keyed, "keyed", false, "send each transaction with an Idempotency-Key of its own")

@@ -39,8 +39,12 @@ func step(s *session) (*Result, error) {
 			return err
 		}
 	}
+	polled := func() error { return nil }
+	if s.Poll > 0 {
+		polled = s.poll(s.Poll, readTargets(in))
+	}
 	r, err := s.measure(workers, nil)
-	if err != nil {
+	if err = errors.Join(err, polled()); err != nil {
 		return nil, err
 	}
 	if n := dry.Load(); n > 0 {
@@ -54,6 +58,20 @@ func step(s *session) (*Result, error) {
 	}
 	r.OutputsCheck = s.Verify
 	return r, s.addProbes(r)
+}
+
+// readTargets are the routes that an operator's dashboard reads, about a queue.
+func readTargets(queue string) []string {
+	q := url.PathEscape(queue)
+	return []string{
+		"/health", "/status", "/metrics", "/metrics/prometheus",
+		"/api/v1/resources/queues", "/api/v1/resources/queues/" + q, "/api/v1/resources/queues/" + q + "/depth",
+		"/api/v1/resources/queues/" + q + "/depth?group=" + group, "/api/v1/resources/queues/" + q + "/sizes",
+		"/api/v1/resources/partitions", "/api/v1/resources/overview", "/api/v1/resources/namespaces", "/api/v1/resources/tasks",
+		"/api/v1/status", "/api/v1/status/queues", "/api/v1/status/queues/" + q, "/api/v1/status/analytics",
+		"/api/v1/analytics/queue-lag", "/api/v1/analytics/queue-ops", "/api/v1/dlq", "/api/v1/timers/" + q,
+		"/api/v1/raft/status", "/api/v1/raft/members", "/api/v1/raft/liveness",
+	}
 }
 
 // addProbes puts the disk's own time beside the latency of a run at a fixed rate.
