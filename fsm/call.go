@@ -28,6 +28,8 @@ type Call struct {
 	// waiting pop is then dropped; a command that was not planned yet is
 	// planned all the same unless it is a pop.
 	Gone atomic.Bool
+	// Marks are kept by whoever drives the machine.
+	Marks Marks
 	// Misfit is a result: a payload has another form than its queue keeps, so
 	// nothing was done. What is to have which form stands in the body.
 	Misfit bool
@@ -38,6 +40,15 @@ type Call struct {
 	needs []need
 	// internal calls are the machine's own: a failed look-up is planned too.
 	internal bool
+}
+
+// Marks are when a call passed its stations, in nanoseconds of a clock of the
+// driver's; 0: it did not. The planner neither reads nor writes them.
+type Marks struct {
+	Plan              int64 // the planner began to look at it, for the first time
+	Prepare, Prepared int64 // its look-ups, the last ones
+	Replan            int64 // the planner began to look at it, for the last time
+	Planned           int64 // and was done
 }
 
 // callError reaches Done when a call was not decided here.

@@ -8,6 +8,7 @@ import (
 
 	"queen/internal/vfs"
 	"queen/server/envelope"
+	"queen/server/spans"
 	"queen/server/tokens"
 )
 
@@ -35,6 +36,9 @@ type Config struct {
 	Metrics bool // measure calls; /metrics/prometheus answers either way
 	Pprof   bool // serve /debug/pprof
 
+	// Spans records the phases of every call; nil: nothing does. Close leaves it
+	// open.
+	Spans *spans.Recorder
 	// Key seals the payloads of queues with encryptionEnabled; nil: such queues
 	// take none.
 	Key *envelope.Key

@@ -32,6 +32,7 @@ type exchange struct {
 	out    []byte // the answer's body
 	parked bool   // a pop that may wait: being slow is its job
 	held   bool   // it waited for admission
+	phases phases
 	// bodyRead: nothing of the request is left on the connection.
 	bodyRead bool
 
@@ -65,7 +66,7 @@ type route struct {
 func (s *Server) serve(rt *route) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		x := exchangePool.Get().(*exchange)
-		x.s, x.c, x.rt, x.start, x.parked, x.held, x.bodyRead, x.sub = s, c, rt, s.cfg.Clock(), false, false, false, ""
+		x.s, x.c, x.rt, x.start, x.parked, x.held, x.bodyRead, x.sub, x.phases = s, c, rt, s.cfg.Clock(), false, false, false, "", phases{}
 		defer x.recover()
 		x.takeID()
 		if x.authorized() && x.takeTenant() && !x.noRoom() {
@@ -112,6 +113,9 @@ func (x *exchange) finishMeasured() {
 	}
 	if (failed || took >= x.s.cfg.Limits.SlowCall && !x.parked) && x.s.logLimit.allow(x.start) {
 		x.s.logCall(x, status, took, failed)
+	}
+	if x.s.cfg.Spans != nil {
+		x.recordSpans(status, took)
 	}
 }
 

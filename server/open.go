@@ -213,6 +213,7 @@ func (b *Broker) observer() raftlog.Observer {
 
 // prepare looks up what a call needs from the disk and submits it again.
 func (b *Broker) prepare(c *fsm.Call) {
+	begun := mark()
 	r := b.group.Reader()
 	err := c.Resolve(r, func(queue, partition, from uint64, max int, fn func(uint64, uint32, int64)) error {
 		times, err := r.AppendTimes(queue, partition, from, max)
@@ -221,10 +222,12 @@ func (b *Broker) prepare(c *fsm.Call) {
 		}
 		return err
 	})
+	prepared := mark()
 	if !b.machine.prepared(c) {
 		return // the stop has answered it
 	}
 	if err == nil {
+		c.Marks.Prepare, c.Marks.Prepared = begun, prepared
 		err = b.group.Submit(c)
 	}
 	if err != nil && c.Done != nil {
@@ -254,10 +257,19 @@ var _ raftlog.Machine = (*machine)(nil)
 // Plan is the planner's, in the group's terms.
 func (m *machine) Plan(now int64, calls []any) raftlog.Plan {
 	m.batch = m.batch[:0]
+	begun := mark()
 	for _, c := range calls {
-		m.batch = append(m.batch, c.(*fsm.Call))
+		c := c.(*fsm.Call)
+		if c.Marks.Replan = begun; c.Marks.Plan == 0 {
+			c.Marks.Plan = begun
+		}
+		m.batch = append(m.batch, c)
 	}
 	p := m.Machine.Plan(now, m.batch)
+	planned := mark()
+	for _, c := range m.batch {
+		c.Marks.Planned = planned
+	}
 	clear(m.batch)
 	m.waiting.Store(int64(m.Machine.Parked()))
 	m.storeOutcomes()

@@ -247,8 +247,8 @@ func (s *Server) logCall(x *exchange, status int, took time.Duration, failed boo
 	if failed {
 		level, what = slog.LevelWarn, "failed call"
 	}
-	s.log.Log(context.Background(), level, what, "request", x.id, "method", x.rt.method, "route", x.rt.path,
-		"status", status, "ms", took.Milliseconds())
+	s.log.Log(context.Background(), level, what, append([]any{"request", x.id, "method", x.rt.method, "route", x.rt.path,
+		"status", status, "ms", took.Milliseconds()}, x.phaseArgs(took)...)...)
 }
 
 // logLimit lets a bounded number of lines a second through, so that a busy

@@ -22,6 +22,7 @@ type work struct {
 	call  fsm.Call
 	done  chan error // capacity 1: Done never blocks
 	timer *time.Timer
+	owner *exchange // whose handler waits; nil: none does
 
 	body  []byte
 	arena []byte // packed messages and what else had to be copied
@@ -78,7 +79,7 @@ func (w *work) finish(err error) { w.done <- err }
 
 func (s *Server) getWork(x *exchange) *work {
 	w := workPool.Get().(*work)
-	w.at = x.start
+	w.at, w.owner = x.start, x
 	w.call = fsm.Call{Tenant: x.tenant, Done: w.call.Done}
 	if w.producer = nil; x.sub != "" {
 		w.producer = []byte(x.sub)
@@ -106,6 +107,7 @@ func (s *Server) putWork(w *work) {
 }
 
 func (w *work) reset() {
+	w.owner = nil
 	w.body, w.arena = w.body[:0], w.arena[:0]
 	w.scan.Release(maxPooled)
 	w.push.Items, w.push.Groups = cleared(w.push.Items), cleared(w.push.Groups)
@@ -193,6 +195,9 @@ func (s *Server) run(w *work, body any, size int, d time.Duration, gone <-chan s
 			return err
 		}
 		if err := s.outcome(w, gone); err != nil || !w.call.Misfit {
+			if x := w.owner; x != nil {
+				x.phases = phases{marks: w.call.Marks, done: mark()}
+			}
 			return err
 		}
 		// Nothing was done: a payload has another form than its queue keeps.
@@ -229,6 +234,7 @@ func (s *Server) outcome(w *work, gone <-chan struct{}) error {
 // abandon takes over a work whose outcome nobody waits for. Claims of a pop go
 // back (nobody can receive them).
 func (s *Server) abandon(w *work) {
+	w.owner = nil
 	w.call.Gone.Store(true)
 	s.abandoned.add()
 	go func() {

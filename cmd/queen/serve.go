@@ -16,6 +16,7 @@ import (
 	"queen/internal/crashpoint"
 	"queen/raftlog"
 	"queen/server"
+	"queen/server/spans"
 )
 
 // How a stop spends its time: it is over within 5 s. The engine gets what the
@@ -74,6 +75,12 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 	if cfg.server.Tokens != nil {
 		defer cfg.server.Tokens.Close()
 	}
+	if endpoint := v.text("OTEL_EXPORTER_OTLP_ENDPOINT"); endpoint != "" {
+		if cfg.server.Spans, err = spans.New(endpoint, version); err != nil {
+			return &settingError{"OTEL_EXPORTER_OTLP_ENDPOINT", endpoint, err.Error()}
+		}
+		defer closeSpans(cfg.server.Spans, log)
+	}
 	tuneMemory(environ)
 	if point := v.text("QUEEN_CRASH_POINT"); point != "" {
 		if err := crashpoint.Arm(point); err != nil {
@@ -117,6 +124,16 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 		return shutDown(srv, broker, log)
 	case err := <-failed:
 		return stopAfter(broker, fmt.Errorf("serve: %w", err), log)
+	}
+}
+
+// closeSpans sends the last spans; a collector that does not answer holds the
+// stop up for a moment only.
+func closeSpans(r *spans.Recorder, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), finishRest)
+	defer cancel()
+	if err := r.Close(ctx); err != nil {
+		log.Warn("the last spans were not sent", "error", err)
 	}
 }
 

@@ -106,6 +106,8 @@ var settings = []setting{
 	{area: "metrics", name: "METRICS_RETENTION_DAYS", kind: count, def: "90", least: 1, help: "days for which statistics over time are kept"},
 	{area: "metrics", name: "QUEEN_STATS_QUEUES", kind: count, def: "1000", least: 1, help: "queues with statistics of their own, about 95 KB each; the others count in the totals"},
 
+	{area: "tracing", name: "OTEL_EXPORTER_OTLP_ENDPOINT", help: "base URL of a collector that gets spans of every call, OTLP over HTTP; the other OTEL variables count, too"},
+
 	{area: "security", name: "QUEEN_TENANCY_HEADER", kind: flag, def: "false", help: "read the tenant from x-queen-tenant; needs QUEEN_KV_TRUSTED_PROXY"},
 	{area: "security", name: "QUEEN_KV_TRUSTED_PROXY", kind: flag, def: "false", help: "whoever reaches this port is trusted to name tenants"},
 	{area: "security", name: "QUEEN_ENCRYPTION_KEY", kind: sealKey, secret: true, help: "64 hex digits: seals payloads of queues with encryptionEnabled, which take none without it"},
