@@ -105,8 +105,13 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 	var c *cursor
 	if g != nil {
 		c = part.cursor(g)
+		if (c == nil || !c.row) && g.places(part) {
+			if c, lookup = m.place(call, part, g); lookup {
+				return true
+			}
+		}
 	}
-	if c == nil || !c.row {
+	if c == nil || !c.row && !g.places(part) {
 		if it.Err = errNoConsumer; it.HasLease {
 			it.Err = errLease // a lease of another group, which this one does not hold
 		}
@@ -472,7 +477,7 @@ func (m *Machine) settle(call *Call, p *ackPlan, c *cursor, inTxn bool) {
 	}
 	m.countSettled(c, was)
 	c.absolve()
-	m.put(c)
+	m.keep(c)
 	m.refresh(c)
 }
 

@@ -89,6 +89,7 @@ func (m *Machine) planDeleteQueue(tenant string, d *DeleteQueue) verdict {
 			}
 		}
 		g.readyHead, g.readyTail, g.ready = nil, nil, 0
+		m.s.groupOrder.Delete(g.orderKey())
 	}
 	return answered
 }
@@ -154,11 +155,16 @@ func (m *Machine) sweepDead() {
 		m.sweepLetters(q)
 		return
 	}
-	for _, g := range q.groups {
+	kinds := []byte{rowGroup, rowLetter}
+	for _, g := range slices.Concat(q.groups, q.dying) {
 		g.exists = false
 		delete(m.s.groups, g.id)
+		if g.mark != nil {
+			g.mark.exists = false
+			kinds = []byte{rowGroup, rowLetter, rowGroupMark}
+		}
 	}
-	for _, kind := range []byte{rowGroup, rowLetter} {
+	for _, kind := range kinds {
 		m.removeRange(rowKey(nil, kind, q.id), rowKey(nil, kind, q.id+1))
 	}
 	if own := q.stats; own != nil && own.q == q && !own.empty() {

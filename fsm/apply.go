@@ -206,6 +206,8 @@ func (m *Machine) putRow(key, value []byte, changed bool) error {
 		return m.loadOutcome(k.be64(), k.err, value, changed)
 	case rowStats:
 		return m.loadStats(key, value, changed)
+	case rowGroupMark:
+		return m.loadMark(k.be64(), k.be64(), k.end(), value, changed)
 	default:
 		return fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}
@@ -432,6 +434,12 @@ func (m *Machine) loadDeleteRange(lo, hi []byte, changed bool) error {
 		for _, g := range q.groups {
 			if in(groupKey(nil, g)) {
 				g.exists = false
+			}
+		}
+	case rowGroupMark:
+		for _, g := range slices.Concat(q.groups, q.dying) {
+			if g.mark != nil && in(g.mark.appendKey(nil)) {
+				g.mark.exists = false
 			}
 		}
 	case rowLetter:

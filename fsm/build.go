@@ -22,6 +22,8 @@ func (m *Machine) build() {
 	s.letterOrder.Clear()
 	s.dead, m.reviews = nil, nil
 	m.wakes, m.expiries, m.due, m.leases = nil, nil, nil, nil
+	s.dying, m.placing, m.placingNow, m.workers = nil, nil, false, nil
+	s.groupOrder.Clear()
 	m.ret = retention{}
 	m.buildStats()
 	m.now = s.time
@@ -63,7 +65,7 @@ func (m *Machine) forgetQueue(q *queue) {
 	for _, p := range q.parts {
 		delete(m.s.partitions, p.id)
 	}
-	for _, g := range q.groups {
+	for _, g := range slices.Concat(q.groups, q.dying) {
 		delete(m.s.groups, g.id)
 	}
 	q.letters.Scan(func(_ string, l *deadLetter) bool {
@@ -82,18 +84,11 @@ func (m *Machine) buildQueue(q *queue) {
 		s.queueOrder.Set(q.tenant+q.name, q)
 	}
 	q.sortParts()
-	q.groups = slices.DeleteFunc(q.groups, func(g *group) bool {
-		if !g.exists {
-			delete(s.groups, g.id)
-		}
-		return !g.exists
-	})
-	slices.SortFunc(q.groups, func(a, b *group) int { return compareID(a.id, b.id) })
-	q.counts, q.reviewed, q.parked, q.lastAppend = queueCounts{}, reviewDone, 0, 0
+	m.sortGroups(q)
+	q.counts, q.reviewed, q.parked, q.lastAppend, q.leased = queueCounts{}, reviewDone, 0, 0, 0
 	q.byName, q.byGroup = make(map[string]*partition, len(q.parts)), map[string]*group{}
 	for _, g := range q.groups {
-		q.byGroup[g.name] = g
-		g.readyHead, g.readyTail, g.ready, g.sweep, g.counts = nil, nil, 0, 0, groupCounts{}
+		m.buildGroup(g)
 	}
 	q.parts = slices.DeleteFunc(q.parts, func(p *partition) bool {
 		if !p.exists {
@@ -106,10 +101,14 @@ func (m *Machine) buildQueue(q *queue) {
 		p.letters, p.delay, p.oldest, p.counted = 0, nil, 0, 0
 		m.countMessages(p)
 		q.lastAppend = max(q.lastAppend, p.lastAppend)
-		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists })
+		p.cursors = slices.DeleteFunc(p.cursors, func(c *cursor) bool { return !c.row || !c.g.exists && !c.g.dying() })
 		for _, c := range p.cursors {
 			c.prev, c.succ, c.inReady, c.wakeAt, c.heapIdx, c.counted = nil, nil, false, 0, -1, cursorCount{}
-			if q.deleted {
+			c.tallied, c.consumed = false, false
+			if q.deleted || !c.g.exists {
+				if c.lease != nil {
+					c.lease.c = nil
+				}
 				continue // nothing is due there any more; the sweeper takes it
 			}
 			if l := c.lease; l != nil {
@@ -126,6 +125,42 @@ func (m *Machine) buildQueue(q *queue) {
 		}
 		return true
 	})
+}
+
+// sortGroups takes the groups that are gone out of the list.
+func (m *Machine) sortGroups(q *queue) {
+	all := append(q.groups, q.dying...)
+	q.groups, q.dying = nil, nil
+	slices.SortFunc(all, func(a, b *group) int { return compareID(a.id, b.id) })
+	for _, g := range all {
+		switch {
+		case g.exists:
+			q.groups = append(q.groups, g)
+		case g.dying():
+			g.readyHead, g.readyTail, g.ready, g.swept = nil, nil, 0, 0
+			q.dying = append(q.dying, g)
+			m.s.dying = append(m.s.dying, g)
+		default:
+			delete(m.s.groups, g.id)
+		}
+	}
+}
+
+func (m *Machine) buildGroup(g *group) {
+	g.q.byGroup[g.name] = g
+	g.readyHead, g.readyTail, g.ready, g.sweep, g.counts = nil, nil, 0, 0, groupCounts{}
+	if g.mark != nil && !g.mark.exists {
+		g.mark = nil
+	}
+	g.swept = 0
+	g.setRule()
+	if g.q.deleted {
+		return
+	}
+	m.s.groupOrder.Set(g.orderKey(), g)
+	if g.rule.moved && g.rule.mode == SubscribeFrom && !g.rule.placed {
+		m.placing = append(m.placing, g)
+	}
 }
 
 // Heaps of what becomes due by time. Each object stands in its heap at most

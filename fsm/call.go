@@ -17,7 +17,8 @@ type Call struct {
 	Tenant string // 36 bytes, lower case
 	// Body is one of *Push, *Pop, *Ack, *Extend, *Txn, *KV, *Locks, *Timers,
 	// *Configure, *DeleteQueue, *ReplayDeadLetter, *PurgeDeadLetters,
-	// *HandBack, *Delivered, *ReleaseParked, *Read.
+	// *HandBack, *Delivered, *ReleaseParked, *Read, *Seek, *DeleteGroup,
+	// *PauseGroup, *Subscribe, *ReleaseWorker.
 	Body any
 	// Size is a rough number of bytes that the call may add to an entry.
 	Size int
@@ -176,6 +177,7 @@ type Pop struct {
 	// Conflates: the group conflates. Conflict: it was asked for, and the group
 	// was registered without.
 	Conflates, Conflict bool
+	Paused              bool // no claims, and the group is paused
 
 	parked   bool
 	deadline int64

@@ -203,8 +203,15 @@ func (s *State) walkQueues(w *rowWalk, max *int, fn func(rowObject)) bool {
 				fn(q)
 				for _, g := range q.groups {
 					fn(g)
+					if g.mark != nil {
+						fn(g.mark)
+						*max--
+					}
 				}
-				*max -= 1 + len(q.groups)
+				for _, g := range q.dying {
+					fn(g.mark)
+				}
+				*max -= 1 + len(q.groups) + len(q.dying)
 			}
 			if !q.walkLetters(w, max, fn) {
 				return true

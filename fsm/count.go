@@ -24,6 +24,9 @@ type groupCounts struct {
 	behind                     int64 // those that owe some
 	leased                     int64 // those under a live lease
 	ready                      int64 // those that owe more than is leased
+	// cursors are there; old of them on partitions that are older than the
+	// group's start; consumed of them have passed a message.
+	cursors, old, consumed int64
 }
 
 // cursorCount is what a cursor has in the counters of its group.
@@ -54,11 +57,42 @@ func (m *Machine) count(c *cursor) {
 		now.pending, now.processing = c.backlog(m.now)
 		now.total = c.p.total()
 	}
+	if c.row != c.tallied || c.row && c.consumed != (c.committed >= 0) {
+		c.tally()
+	}
 	if now != c.counted {
 		c.g.counts.add(c.counted, -1)
 		c.g.counts.add(now, 1)
 		c.counted = now
 	}
+}
+
+// tally brings the numbers of a group's cursors in line with one of them.
+func (c *cursor) tally() {
+	g, old := &c.g.counts, c.p.id < c.g.rule.partition
+	by := func(row, consumed bool, n int64) {
+		if row {
+			g.cursors += n
+		}
+		if row && old {
+			g.old += n
+		}
+		if row && consumed {
+			g.consumed += n
+		}
+	}
+	by(c.tallied, c.consumed, -1)
+	c.tallied, c.consumed = c.row, c.row && c.committed >= 0
+	by(c.tallied, c.consumed, 1)
+}
+
+// members is on how many partitions a group has a place.
+func (g *group) members() int64 {
+	n := g.counts.cursors
+	if g.rule.moved {
+		n += int64(g.q.partsAt(g.rule.partition)) - g.counts.old
+	}
+	return n
 }
 
 // countMessages brings the counters of a queue in line with one of its
@@ -81,7 +115,7 @@ func (p *partition) total() int64 { return int64(p.next - p.start) }
 // starts after what is there.
 func (g *group) owed(named bool) groupCounts {
 	c := g.counts
-	if q := &g.q.counts; named || g.mode != SubscribeNew {
+	if q := &g.q.counts; named && !g.rule.moved || g.rule.mode != SubscribeNew {
 		unmet := q.full - c.full
 		c.pending += q.total - c.total
 		c.behind += unmet
@@ -129,6 +163,9 @@ func (m *Machine) checkCounts() {
 					g := groups[c.g]
 					pending, processing := c.backlog(m.now)
 					g.add(cursorCount{p.total(), pending, processing}, 1)
+					g.cursors++
+					g.old += int64(flag(p.id < c.g.rule.partition))
+					g.consumed += int64(flag(c.committed >= 0))
 					groups[c.g] = g
 				}
 			}

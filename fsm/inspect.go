@@ -28,12 +28,14 @@ const (
 	RowTimer     RowKind = rowTimer
 	RowOutcome   RowKind = rowOutcome
 	RowStats     RowKind = rowStats
+	RowGroupMark RowKind = rowGroupMark
 )
 
 var rowKindNames = map[RowKind]string{
 	RowMeta: "meta", RowQueue: "queue", RowPartition: "partition", RowGroup: "group", RowCursor: "cursor",
 	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer",
 	RowOutcome: "outcome", RowStats: "stats",
+	RowGroupMark: "group-mark",
 }
 
 func (k RowKind) String() string {
@@ -98,7 +100,7 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 	case RowPartition:
 		r.queueID(&k)
 		r.partitionID(&k)
-	case RowGroup:
+	case RowGroup, RowGroupMark:
 		r.queueID(&k)
 		r.groupID(&k)
 	case RowCursor:
@@ -199,6 +201,18 @@ func (r *RowInfo) decodeValue(value []byte) error {
 		r.add("startPartition", g.startPartition)
 		if g.conflates {
 			r.add("conflates", true)
+		}
+		return err
+	case RowGroupMark:
+		var k groupMark
+		err := k.decode(value)
+		r.add("deleted", k.deleted)
+		r.add("paused", k.paused)
+		if rule := k.rule; rule != nil {
+			for _, f := range []RowField{{"startMode", uint64(rule.mode)}, {"startFrom", rule.from}, {"beforePartition", rule.partition},
+				{"moved", rule.moved}, {"placed", rule.placed}} {
+				r.add(f.Name, f.Value)
+			}
 		}
 		return err
 	case RowCursor:

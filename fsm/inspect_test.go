@@ -16,6 +16,7 @@ func TestDecodeRow(t *testing.T) {
 	c := &cursor{p: p, g: g, committed: 7, lease: &lease{from: 8, end: 8, expires: 99, worker: "w"}, released: &releasedLease{completed: true}, metadata: &text}
 	letter := &deadLetter{q: q, partitionID: 5, offset: 6, err: "bad", value: 11}
 	k := &kvRow{key: kvKey(q.tenant, "ns", "key"), value: []byte(`{"a":1}`), version: 12}
+	mark := &groupMark{g: g, paused: true, rule: &startRule{mode: SubscribeFrom, from: 7, partition: 6, moved: true}}
 	tm := &timer{key: timerKey(q.tenant, "orders", "one"), value: 13, size: 20}
 	rows := map[RowKind]struct {
 		key, value []byte
@@ -31,8 +32,9 @@ func TestDecodeRow(t *testing.T) {
 		RowLetter:    {letterKey(nil, letter), letter.encode(nil), "value", uint64(11)},
 		RowKV:        {append([]byte{rowKV}, k.key...), k.encode(nil), "key", "key"},
 		RowTimer:     {append([]byte{rowTimer}, tm.key...), tm.encode(nil), "timerKey", "one"},
+		RowGroupMark: {mark.appendKey(nil), mark.encode(nil), "startFrom", int64(7)},
 	}
-	for kind := RowMeta; kind <= RowTimer; kind++ {
+	for kind := range rowKindNames {
 		r, ok := rows[kind]
 		if !ok {
 			t.Fatalf("no row of kind %s", kind)

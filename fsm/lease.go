@@ -13,6 +13,12 @@ func (m *Machine) setLease(c *cursor, l *lease) {
 	}
 	l.sibling = m.leases[l.id]
 	m.leases[l.id] = l
+	m.leaseSeq++
+	l.seq = m.leaseSeq
+	c.p.q.leased++
+	if l.worker != "" {
+		m.enlist(l)
+	}
 }
 
 func (m *Machine) clearLease(c *cursor) {
@@ -21,6 +27,11 @@ func (m *Machine) clearLease(c *cursor) {
 		return
 	}
 	c.lease = nil
+	if l.c == nil {
+		return // of a cursor that was on its way out when it was read
+	}
+	m.delist(l)
+	c.p.q.leased--
 	head := m.leases[l.id]
 	if head == l {
 		if l.sibling == nil {
@@ -83,7 +94,7 @@ func (m *Machine) planDelivered(d *Delivered) verdict {
 
 func (m *Machine) cursorOf(cl *Claim) *cursor {
 	p, g := m.s.partitions[cl.PartitionID], m.s.groups[cl.group]
-	if p == nil || g == nil || p.q.deleted {
+	if p == nil || g == nil || !g.exists || p.q.deleted {
 		return nil
 	}
 	return p.cursor(g)
@@ -118,7 +129,7 @@ func (m *Machine) planExtend(e *Extend, tenant string) verdict {
 	seconds := min(max(e.Seconds, 1), maxLeaseSeconds)
 	until := m.now + seconds*1_010_000
 	for l := m.leases[e.LeaseID]; l != nil; l = l.sibling {
-		if m.now >= l.expires || l.c.p.q.deleted || l.c.p.q.tenant != tenant {
+		if m.now >= l.expires || l.c.p.q.deleted || !l.c.g.exists || l.c.p.q.tenant != tenant {
 			continue
 		}
 		if until > l.expires {

@@ -123,13 +123,18 @@ type Machine struct {
 	deadlines deadlineHeap
 	nextFire  int64
 	nextSweep int64
-	leases    map[[16]byte]*lease  // by id; those of one pop are chained
+	leases    map[[16]byte]*lease // by id; those of one pop are chained
+	leaseSeq  uint64              // of the newest lease
+	workers   map[workerKey]*workerLeases
+	placing   []*group             // moved by a seek to a time, and not placed everywhere yet
 	orphans   map[string][]*waiter // waiting pops of queues that were deleted
 	parkedN   int
 	released  bool // ReleaseParked came: nothing waits any more
-	ret       retention
-	stats     statistics
-	removed   Removed
+	// placingNow: a slice of placing waits for its look-ups.
+	placingNow bool
+	ret        retention
+	stats      statistics
+	removed    Removed
 
 	fresh        []*outcome // those whose rows the cycle owes
 	nextOutcomes int64      // sweep of outcomes
@@ -230,6 +235,8 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	m.fireTimers()
 	m.sweepKeys()
 	m.sweepDead()
+	m.sweepDying()
+	m.placeGroups()
 	m.retain()
 	m.review()
 	m.serve()
@@ -323,6 +330,18 @@ func (m *Machine) plan(c *Call) verdict {
 	case *Read:
 		b.Do(m.s)
 		return answered
+	case *Seek:
+		return m.planSeek(c, b)
+	case *DeleteGroup:
+		return m.planDeleteGroup(c.Tenant, b)
+	case *PauseGroup:
+		return m.planPause(c.Tenant, b)
+	case *Subscribe:
+		return m.planSubscribe(c.Tenant, b)
+	case *ReleaseWorker:
+		return m.planReleaseWorker(c.Tenant, b)
+	case *placing:
+		return m.planPlacing(c, b)
 	case *ReleaseParked:
 		m.released, m.stats.closing = true, true
 		for _, w := range m.takeParked() {
@@ -341,7 +360,7 @@ type ReleaseParked struct{}
 func (m *Machine) finish() Plan {
 	m.checkCounts()
 	m.putOutcomes()
-	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0 || m.stats.closing && len(m.stats.due) > 0, SealThrough: m.dedup.WantSealed()}
+	p := Plan{Prepare: m.prepare, Wake: m.nextWake(), More: len(m.backlog) > 0 || len(m.later) > 0 || len(m.reviews) > 0 || len(m.s.dying) > 0 || len(m.placing) > 0 && !m.placingNow || m.stats.closing && len(m.stats.due) > 0, SealThrough: m.dedup.WantSealed()}
 	if m.s.meta != m.metaWas {
 		m.putRaw([]byte{rowMeta}, m.s.encodeMeta(m.scratch[:0]))
 	}

@@ -25,6 +25,7 @@ type model struct {
 	versions  map[int64]bool
 	highest   map[string]int64 // highest version of a key, also of deleted ones
 	aside     map[*Pop]int     // messages that a pop put aside, and the model too
+	sentAway  []*mWait         // pops whose group was removed: answered empty
 	problem   string           // the first difference that was found
 	outcomes  map[string]*mOutcome
 	outcomeN  int
@@ -62,6 +63,18 @@ type mGroup struct {
 	newest  bool            // it conflates: only the newest message of a partition is handed out
 	old     map[*mPart]bool // partitions that were there before it
 	waiters []*mWait
+
+	created int64
+	base    mStart // as it registered, or subscribed since
+	moved   bool   // by a seek of the whole queue
+	bytime  bool   // to a time
+	paused  bool
+}
+
+type mStart struct {
+	mode SubscriptionMode
+	from int64
+	old  map[*mPart]bool
 }
 
 type mCursor struct {
@@ -85,6 +98,7 @@ type mLease struct {
 	id       [16]byte
 	from, to uint64
 	expires  int64
+	worker   string
 }
 
 type mReleased struct {
@@ -207,10 +221,11 @@ func (m *model) group(q *mQueue, name string, mode SubscriptionMode, from int64)
 	if name == QueueMode {
 		mode = SubscribeAll
 	}
-	g := &mGroup{name: name, mode: mode, from: from, old: map[*mPart]bool{}}
+	g := &mGroup{name: name, mode: mode, from: from, old: map[*mPart]bool{}, created: m.now}
 	for _, p := range q.order {
 		g.old[p] = true
 	}
+	g.base = mStart{mode, from, g.old}
 	q.groups[name] = g
 	return g
 }

@@ -431,7 +431,7 @@ func (m *model) position(tenant string, pos *Position) {
 			return
 		}
 		floor = int64(len(p.msgs)) - 1
-		if g.mode == SubscribeAll || !g.old[p] {
+		if g.base.mode == SubscribeAll || !g.base.old[p] {
 			floor = int64(p.start) - 1
 		}
 	}

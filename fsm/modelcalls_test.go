@@ -28,7 +28,9 @@ func (x *modelRun) next() *Call {
 }
 
 func (x *modelRun) body() (any, string) {
-	switch n := x.pick(71); {
+	switch n := x.pick(79); {
+	case n >= 71:
+		return x.groupCall()
 	case n >= 68:
 		return x.lockCall()
 	case n < 12:
@@ -95,6 +97,7 @@ func (x *modelRun) pop() (any, string) {
 	p := &Pop{
 		Queue: x.queueName(), Group: x.groupName(), Batch: choose(x, 1, 2, 3, 5, 200), Partitions: 1 + x.pick(3),
 		LeaseSeconds: int64(x.pick(3)), CommitOnDelivery: x.oneIn(10), LeaseID: x.newLease(),
+		Worker: choose(x, "", "w1", "w2"),
 	}
 	switch x.pick(5) {
 	case 0:

@@ -162,12 +162,15 @@ func (m *model) claim(g *mGroup, part *mPart, p *Pop, cl *Claim, from uint64, of
 	}
 	c.attempts++
 	m.expect("attempt of a claim", cl.Attempt, c.attempts)
-	c.lease = &mLease{id: p.LeaseID, from: from, to: to, expires: m.now + seconds*1_010_000}
+	c.lease = &mLease{id: p.LeaseID, from: from, to: to, expires: m.now + seconds*1_010_000, worker: p.Worker}
 	m.expect("lease end", cl.Expires, c.lease.expires)
 }
 
 // nothingLeft expects that a pop could not have got anything more.
 func (m *model) nothingLeft(g *mGroup, q *mQueue, p *Pop, why string) {
+	if g.paused {
+		return
+	}
 	for _, part := range q.order {
 		if p.Partition != "" && part.name != p.Partition {
 			continue
@@ -181,7 +184,7 @@ func (m *model) nothingLeft(g *mGroup, q *mQueue, p *Pop, why string) {
 // lookups reports whether claims of a group may need the disk, so that a pop
 // can be content with less than there is.
 func (g *mGroup) lookups(q *mQueue) bool {
-	return g.mode == SubscribeFrom || q.opts.DelayedProcessing > 0 || q.opts.MaxDeliveries > 0
+	return g.mode == SubscribeFrom || g.bytime || q.opts.DelayedProcessing > 0 || q.opts.MaxDeliveries > 0
 }
 
 // serve checks the waiting pops of all groups, in arrival order. state says
@@ -192,6 +195,10 @@ func (m *model) serve(state func(*Call) popState) {
 			m.serveGroup(q, g, state)
 		}
 	}
+	for _, w := range m.sentAway {
+		m.expect("a pop whose group was removed waits", state(w.call) == popAnswered && len(w.pop.Claims) == 0, true)
+	}
+	m.sentAway = nil
 	for name, list := range m.orphans {
 		m.orphans[name] = slices.DeleteFunc(list, func(w *mWait) bool {
 			s := state(w.call)
@@ -231,11 +238,13 @@ func (m *model) serveGroup(q *mQueue, g *mGroup, state func(*Call) popState) {
 		case s == popAnswered && len(p.Claims) > 0:
 			m.decidedNext(w.call)
 			m.expect("a pop whose caller left gets messages", w.call.Gone.Load(), false)
+			m.expect("a pop of a paused group gets messages", g.paused, false)
 			m.served(q, g, p)
 		case s == popAnswered:
 			m.decidedNext(w.call)
 			if !w.call.Gone.Load() {
 				m.expect("an empty answer is due", w.deadline <= m.now, true)
+				m.expect("an empty answer says that the group is paused", p.Paused, g.paused)
 				m.nothingLeft(g, q, p, "was answered empty")
 			}
 		default:
@@ -284,7 +293,7 @@ func (m *model) discover(c *Call, p *Pop, prepares bool) {
 		g := m.contact(q, p)
 		conflates, conflict = conflates || g.newest, conflict || p.Conflate && !g.newest
 		m.putAside(q, g, p)
-		if prepares {
+		if prepares || g.paused {
 			continue
 		}
 		n := 0
@@ -333,6 +342,9 @@ func (m *model) nextEvent() int64 {
 			for _, w := range g.waiters {
 				at(w.deadline)
 				for _, p := range q.order {
+					if g.paused {
+						break
+					}
 					if t, ok := m.deliverableFrom(g, p); ok && (w.pop.Partition == "" || w.pop.Partition == p.name) {
 						at(t)
 					}

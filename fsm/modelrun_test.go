@@ -102,6 +102,7 @@ func (x *modelRun) run(steps int) {
 		}
 	}
 	x.settleHeld()
+	x.settleGroups()
 	x.compare()
 	x.settleRetention()
 	if x.planted == nil {
@@ -367,6 +368,17 @@ func (x *modelRun) apply(c *Call) {
 		for _, it := range b.items {
 			x.moveStart(it.partition, it.start)
 		}
+	case *placing:
+	case *Seek:
+		m.seek(c.Tenant, b)
+	case *DeleteGroup:
+		m.deleteGroup(c.Tenant, b)
+	case *PauseGroup:
+		m.pause(c.Tenant, b)
+	case *Subscribe:
+		m.subscribe(c.Tenant, b)
+	case *ReleaseWorker:
+		m.releaseWorker(c.Tenant, b)
 	case *fire:
 		m.fire(x.fires[b])
 		delete(x.fires, b)
@@ -503,16 +515,21 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 	m.expect("options", real.opts, q.opts)
 	m.expect("partitions", len(real.parts), len(q.parts))
 	m.expect("groups", len(real.groups), len(q.groups))
-	x.compareTotals(q)
+	if placedAll(real) {
+		x.compareTotals(q)
+	}
 	for name, g := range q.groups {
 		rg := real.byGroup[name]
 		if rg == nil {
 			m.fail("no group %s of %s", name, q.name)
 			return
 		}
-		m.expect("mode of a group", rg.mode, g.mode)
+		m.expect("mode of a group", rg.mode, g.base.mode)
 		m.expect("a group conflates", rg.conflates, g.newest)
-		x.compareDepth(q, name)
+		m.expect("a group is paused", rg.paused(), g.paused)
+		if placedAll(real) {
+			x.compareDepth(q, name)
+		}
 	}
 	for name, p := range q.parts {
 		rp := real.byName[name]
@@ -524,10 +541,12 @@ func (x *modelRun) compareQueue(q *mQueue, real *queue) {
 		m.expect("log start of "+q.name+"/"+name, rp.start, p.start)
 		m.expect("last append", rp.lastAppend, p.lastAppend())
 		for group, c := range p.cursors {
-			x.compareCursor(q.name+"/"+name+" "+group, c, rp.cursor(real.byGroup[group]), len(p.msgs))
+			if rc, unknown := placedCursor(rp, real.byGroup[group]); !unknown {
+				x.compareCursor(q.name+"/"+name+" "+group, c, rc, len(p.msgs))
+			}
 		}
 		for _, c := range rp.cursors {
-			if c.row && p.cursors[c.g.name] == nil {
+			if c.row && c.g.exists && p.cursors[c.g.name] == nil {
 				m.fail("a cursor of %s at %s/%s that the model does not have", c.g.name, q.name, name)
 			}
 		}
@@ -602,7 +621,7 @@ func (x *modelRun) compareCursor(what string, c *mCursor, real *cursor, n int) {
 	l, rl := c.live(m.now), real.liveLease(m.now)
 	m.expect(what+" is leased", rl != nil, l != nil)
 	if l != nil && rl != nil {
-		m.expect(what+" lease", *l, mLease{rl.id, rl.from, rl.end, rl.expires})
+		m.expect(what+" lease", *l, mLease{rl.id, rl.from, rl.end, rl.expires, rl.worker})
 	}
 	m.expect(what+" is held back", real.delayUntil > m.now, c.hold > m.now)
 }

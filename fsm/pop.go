@@ -53,7 +53,7 @@ func (h *deadlineHeap) Pop() any {
 const maxLeaseSeconds = 10 * 365 * 86400
 
 func (m *Machine) planPop(c *Call, p *Pop) verdict {
-	p.Claims = nil
+	p.Claims, p.Paused = nil, false
 	p.forgetGroups()
 	if c.Gone.Load() {
 		return instantly
@@ -121,9 +121,8 @@ func (m *Machine) newGroup(q *queue, name string, mode SubscriptionMode, from in
 		g.from = from
 	}
 	m.s.meta.group++
-	m.s.groups[g.id] = g
-	q.groups = append(q.groups, g)
-	q.byGroup[name] = g
+	g.setRule()
+	m.addGroup(g)
 	m.put(g)
 	return g
 }
@@ -152,7 +151,7 @@ func (m *Machine) serve() {
 // searching reports whether a pop that does not wait has partitions before it
 // that nobody has looked at yet: it is empty only when there are none left.
 func (m *Machine) searching(w *waiter) bool {
-	return w.pop.WaitMicros == 0 && w.pop.Partition == "" && !m.released && !w.call.Gone.Load() &&
+	return w.pop.WaitMicros == 0 && w.pop.Partition == "" && !m.released && !w.call.Gone.Load() && !w.g.paused() &&
 		(w.g.q.reviewed != reviewDone || m.wakeDue() || slices.Contains(m.later, w.g))
 }
 
@@ -171,6 +170,7 @@ func (m *Machine) dismiss(w *waiter) {
 
 // answerEmpty answers a pop that has left the waiting list.
 func (m *Machine) answerEmpty(w *waiter) {
+	w.pop.Paused = w.g.paused() && !w.g.q.deleted
 	m.decidedNext(w.call)
 	if w.effects || m.now-w.g.created < youngGroup {
 		m.done = append(m.done, w.call)
@@ -227,8 +227,8 @@ func (m *Machine) takeParked() []*waiter {
 
 func (m *Machine) serveGroup(g *group) {
 	list := g.waiters.list
-	if len(list) == 0 {
-		return
+	if len(list) == 0 || g.paused() {
+		return // paused: they wait for their deadline
 	}
 	for _, w := range list {
 		if g.ready == 0 && g.waiters.pinned == 0 && !g.sweeping() {
@@ -281,7 +281,7 @@ func (m *Machine) claimPinned(w *waiter, seconds int64) (lookup bool) {
 	if part == nil {
 		return false
 	}
-	c := part.cursor(w.g)
+	c := m.met(part, w.g)
 	if c == nil {
 		if c, lookup = m.meet(w.call, part, w.g); c == nil {
 			return lookup
@@ -337,6 +337,10 @@ func (m *Machine) claimListed(c *Call, p *Pop, g *group, seconds int64) (lookup 
 // claim gives a pop what a ready cursor can deliver. It reports whether
 // something must be looked up on disk first.
 func (m *Machine) claim(call *Call, p *Pop, c *cursor, budget int, seconds int64) (lookup bool) {
+	if c.stale() {
+		m.forget(c)
+		return false
+	}
 	first := c.firstUnsettled()
 	limit, _, unknown := m.visible(call, c.p, first)
 	if unknown {
@@ -442,6 +446,11 @@ func (m *Machine) absorb(c *cursor) {
 // refresh puts a cursor into its group's ready list or takes it out, and sets
 // when to look again. It is called after every change that can matter.
 func (m *Machine) refresh(c *cursor) {
+	if !c.g.exists || c.stale() {
+		m.unready(c) // nobody reads with it any more
+		m.setWake(c, 0)
+		return
+	}
 	m.count(c)
 	first := c.firstUnsettled()
 	if first >= c.p.next {
@@ -509,7 +518,7 @@ func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 	if seconds <= 0 {
 		seconds = 60
 	}
-	lookup := false
+	lookup, paused := false, false
 	m.s.queueOrder.Ascend(c.Tenant, func(_ string, q *queue) bool {
 		if q.tenant != c.Tenant {
 			return false
@@ -518,7 +527,8 @@ func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 			return true
 		}
 		g, _ := m.ensureGroup(q, p)
-		if len(p.Claims) < p.Partitions && p.left() > 0 {
+		paused = paused || g.paused()
+		if len(p.Claims) < p.Partitions && p.left() > 0 && !g.paused() {
 			m.takeStarts(c, g)
 			need := m.claimReady(c, p, g, seconds)
 			lookup = lookup || need
@@ -529,6 +539,7 @@ func (m *Machine) planDiscovery(c *Call, p *Pop) verdict {
 		return again
 	}
 	p.Conflates = p.Conflates || p.Conflate && !p.Conflict // also where no queue matches
+	p.Paused = paused && len(p.Claims) == 0
 	return answered
 }
 

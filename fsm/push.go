@@ -256,6 +256,10 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 		if at < len(p.cursors) && p.cursors[at].g == g {
 			c = p.cursors[at]
 		}
+		if c != nil && c.stale() {
+			m.forget(c)
+			c = nil
+		}
 		if c == nil || !c.row {
 			c = m.firstAppend(p, g, c, first, previous)
 		}
@@ -272,9 +276,9 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 func (m *Machine) firstAppend(p *partition, g *group, c *cursor, first uint64, previous int64) *cursor {
 	committed := int64(first) - 1
 	switch {
-	case p.id >= g.startPartition || g.mode == SubscribeAll:
+	case p.id >= g.rule.partition || g.rule.mode == SubscribeAll:
 		committed = int64(p.start) - 1
-	case g.mode == SubscribeFrom && (m.now < g.from || first > p.start && g.from <= previous):
+	case g.rule.mode == SubscribeFrom && (m.now < g.rule.from || first > p.start && g.rule.from <= previous):
 		return c
 	}
 	if c == nil {
@@ -285,7 +289,7 @@ func (m *Machine) firstAppend(p *partition, g *group, c *cursor, first uint64, p
 }
 
 func (m *Machine) newCursor(p *partition, g *group, committed int64) *cursor {
-	c := &cursor{p: p, g: g, committed: committed, heapIdx: -1}
+	c := &cursor{p: p, g: g, committed: committed, heapIdx: -1, epoch: g.epoch}
 	p.addCursor(c)
 	return c
 }

@@ -224,11 +224,15 @@ func (p *partition) floor() uint64 {
 	floor, read := p.next, false
 	for _, g := range p.q.groups {
 		c := p.cursor(g)
+		if c != nil && c.stale() {
+			c = nil
+		}
 		switch {
 		case c != nil:
 			floor, read = min(floor, uint64(c.committed+1)), true
-		case g.mode == SubscribeNew && p.id < g.startPartition:
-			// It starts after what is there.
+		case g.rule.mode == SubscribeNew && p.id < g.rule.partition, g.places(p) && g.rule.mode == SubscribeFrom && p.lastAppend < g.rule.from:
+			// It starts after what is there. One that a seek has put there has passed it.
+			read = read || g.places(p)
 		default:
 			return p.start
 		}
@@ -249,6 +253,9 @@ func (m *Machine) moveStart(p *partition, start uint64) (rows int) {
 	m.countMessages(p)
 	rows = 1
 	for _, c := range p.cursors {
+		if !c.g.exists {
+			continue
+		}
 		if c.committed+1 < int64(start) {
 			m.passStart(c)
 			m.refresh(c)
@@ -280,7 +287,9 @@ func (m *Machine) idle(p *partition) bool {
 	if p.start < p.next || p.letters > 0 || m.now-max(p.lastAppend, p.created) < quiet {
 		return false
 	}
-	return !slices.ContainsFunc(p.cursors, func(c *cursor) bool { return c.liveLease(m.now) != nil || c.holdUntil > m.now })
+	return !slices.ContainsFunc(p.cursors, func(c *cursor) bool {
+		return c.g.exists && (c.liveLease(m.now) != nil || c.holdUntil > m.now)
+	})
 }
 
 // dropPartition removes an idle partition with its cursors. Its place in the queue's list stays for closeGap.

@@ -27,6 +27,7 @@ import (
 //	11    value id                                         outcome of a keyed call
 //	13    queue, width (0..4), u32 first minute            statistics of a queue in a bucket of time; queue 0 is followed
 //	                                                       by a tenant (36), whose queues together it counts
+//	14    queue, group                                     marks of a group: paused, moved by a seek, removed
 //
 // Values are sequences of varints, length-prefixed strings and fixed bytes, in
 // the order of the put functions below. Equal objects have equal bytes (F16).
@@ -42,6 +43,7 @@ const (
 	rowTimer     = 9
 	rowOutcome   = 11
 	rowStats     = 13
+	rowGroupMark = 14
 )
 
 const stateVersion = 1

@@ -37,9 +37,11 @@ type State struct {
 
 	outcomes outcomes
 
-	dead []*queue // deleted, waiting for the sweeper
-
 	totals btree.Map[string, *series] // statistics of tenants
+	dead  []*queue // deleted, waiting for the sweeper
+	dying []*group // incarnations that have ended, waiting for the sweeper
+
+	groupOrder btree.Map[string, *group] // by groupKeyOf, for listings
 }
 
 // counters mint ids. Each names the next one to give out, so a row written
@@ -65,6 +67,8 @@ type queue struct {
 	byName   map[string]*partition
 	groups   []*group // by id
 	byGroup  map[string]*group
+	dying    []*group // ended incarnations that still have cursors
+	leased   int      // cursors with a lease, live or not
 	counts   queueCounts
 	reviewed int                            // partitions whose cursors know the newest options; reviewDone: all
 	letters  btree.Map[string, *deadLetter] // by id, which is by time
@@ -101,10 +105,14 @@ type group struct {
 	// startPartition is the partition counter when the group registered: a
 	// partition with a lower id existed then.
 	startPartition uint64
-	conflates      bool // gets only the newest message of a partition; decided with the start
+	conflates      bool       // gets only the newest message of a partition; decided with the start
+	mark           *groupMark // nil: none
 	exists         bool
 	dirty          bool
 
+	rule  startRule // where it starts, as the rows say
+	epoch uint32    // counts changes of the rule
+	swept uint64    // partition id up to which a sweeper has looked
 	// Derived. The ready list holds the cursors that a pop can claim, oldest
 	// first; sweep is how far the queue's partitions have been looked at for
 	// cursors that do not exist yet (all and from only).
@@ -134,11 +142,14 @@ type cursor struct {
 	holdUntil  int64 // not part of the row: a batch is in the edge's hands, or unreadable
 	wakeAt     int64 // when to look again (heap), 0: not in the heap
 	heapIdx    int32
-	attempt    int32 // deliveries of a batch that starts at firstTry
-	retries    int32 // failed acks charged
-	row        bool  // has a row; a cursor without one is derived (a sweep found it)
+	epoch      uint32 // the group's when this was made
+	attempt    int32  // deliveries of a batch that starts at firstTry
+	retries    int32  // failed acks charged
+	row        bool   // has a row; a cursor without one is derived (a sweep found it)
 	dirty      bool
 	inReady    bool
+	tallied    bool // counted among the group's cursors
+	consumed   bool // and among those that have passed a message
 }
 
 // countUp counts deliveries and failures. A consumer that hands a batch back at
@@ -167,6 +178,10 @@ type lease struct {
 	batch   *Batch
 	c       *cursor
 	sibling *lease // next lease with the same id: a pop of several partitions has one
+	seq     uint64 // rises with each lease that is given
+	older   *lease // of the same worker
+	newer   *lease
+	listed  bool // with its worker
 }
 
 // What a lease's release did to messages.

@@ -9,7 +9,7 @@ const sweepSlice = 256
 
 // sweeping reports whether partitions of the queue have not been looked at.
 func (g *group) sweeping() bool {
-	return g.mode != SubscribeNew && g.sweep < len(g.q.parts)
+	return g.rule.mode != SubscribeNew && g.sweep < len(g.q.parts)
 }
 
 // sweepGroup looks at the next partitions that were there before the group
@@ -17,11 +17,11 @@ func (g *group) sweeping() bool {
 func (m *Machine) sweepGroup(c *Call, g *group, want int) (lookup bool) {
 	for n := 0; n < sweepSlice && g.sweeping() && g.ready < want; n++ {
 		p := g.q.parts[g.sweep]
-		if p.id >= g.startPartition {
+		if p.id >= g.rule.partition {
 			g.sweep = len(g.q.parts) // later ones meet the group by their first append
 			return lookup
 		}
-		if p.cursor(g) == nil {
+		if m.met(p, g) == nil {
 			cur, need := m.meet(c, p, g)
 			if need {
 				lookup = true
@@ -46,7 +46,7 @@ func (m *Machine) sweepGroup(c *Call, g *group, want int) (lookup bool) {
 // askStarts asks for the start offsets of the next unmet partitions.
 func (m *Machine) askStarts(c *Call, g *group) bool {
 	for i := g.sweep; i < len(g.q.parts) && len(c.needs) < 64; i++ {
-		if p := g.q.parts[i]; p.id < g.startPartition && p.cursor(g) == nil {
+		if p := g.q.parts[i]; p.id < g.rule.partition && m.met(p, g) == nil {
 			m.meet(c, p, g)
 		}
 	}
@@ -61,12 +61,12 @@ func (m *Machine) meet(c *Call, p *partition, g *group) (cur *cursor, lookup boo
 		return nil, false
 	}
 	switch {
-	case p.id >= g.startPartition || g.mode == SubscribeAll:
+	case p.id >= g.rule.partition || g.rule.mode == SubscribeAll:
 		return m.newCursor(p, g, int64(p.start)-1), false
-	case g.mode == SubscribeNew || p.lastAppend < g.from:
+	case g.rule.mode == SubscribeNew || p.lastAppend < g.rule.from:
 		return nil, false
 	}
-	n := c.needAt(need{kind: needTime, queue: p.q.id, partition: p.id, time: g.from})
+	n := c.needAt(need{kind: needTime, queue: p.q.id, partition: p.id, time: g.rule.from})
 	if n == nil {
 		return nil, true
 	}
@@ -86,7 +86,7 @@ func (m *Machine) takeStarts(c *Call, g *group) {
 			continue
 		}
 		p := m.s.partitions[n.partition]
-		if p == nil || p.q != g.q || p.cursor(g) != nil {
+		if p == nil || p.q != g.q || m.met(p, g) != nil {
 			continue
 		}
 		if cur, _ := m.meet(c, p, g); cur != nil {

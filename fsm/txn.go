@@ -186,9 +186,9 @@ func (m *Machine) setPosition(tenant string, p *Position) {
 	part := m.pushPartition(q, p.Partition)
 	g, _ := m.ensureGroup(q, &Pop{Group: p.Group, Mode: p.Mode})
 	m.b.Touch(q.id)
-	c := part.cursor(g)
+	c := m.met(part, g)
 	if p.Forget {
-		if c == nil || !c.row {
+		if (c == nil || !c.row) && !g.places(part) {
 			return // it has not met the partition
 		}
 		p.Offset = part.next
@@ -199,13 +199,7 @@ func (m *Machine) setPosition(tenant string, p *Position) {
 	if c == nil {
 		c = m.newCursor(part, g, -1)
 	}
-	m.clearLease(c)
-	committed := int64(min(p.Offset, 1<<62)) - 1
-	if c.sets != nil || committed < c.committed {
-		m.resetSets(c)
-	}
-	c.committed = committed
-	c.retries, c.attempt, c.delayUntil, c.holdUntil, c.released, c.metadata, c.suspect = 0, 0, 0, 0, nil, nil, nil
+	m.moveCursor(c, int64(min(p.Offset, 1<<62))-1)
 	if p.Metadata != "" && !p.Forget {
 		text := p.Metadata
 		c.metadata = &text

@@ -70,7 +70,7 @@ func (p *partition) owed(g *group, c *cursor, now int64, named bool) backlog {
 	switch {
 	case c != nil && c.row:
 		b.pending, b.processing = c.backlog(now)
-	case !named && g.mode == SubscribeNew && p.id < g.startPartition:
+	case (!named || g.places(p)) && g.rule.mode == SubscribeNew && p.id < g.rule.partition:
 		b.pending = 0 // it starts after what is there
 	}
 	return b
@@ -86,9 +86,11 @@ func (p *partition) backlog(now int64) backlog {
 	at := 0
 	for _, g := range p.q.groups {
 		var c *cursor
+		for at < len(p.cursors) && p.cursors[at].g.id < g.id {
+			at++
+		}
 		if at < len(p.cursors) && p.cursors[at].g == g {
 			c = p.cursors[at]
-			at++
 		}
 		if o := p.owed(g, c, now, false); o.pending > b.pending || o.pending == b.pending && o.processing > b.processing {
 			b.pending, b.processing = o.pending, o.processing
