@@ -82,3 +82,9 @@ type TimerInfo struct {
 //	Timer(tenant, queue, key string) (TimerInfo, bool)
 //	ListTimers(tenant, queue, after string, limit int) (rows []TimerInfo, more bool)
 //	CountTimers(tenant, queue, prefix, after string) (n int, next string)
+//	Groups(tenant, after string, limit int) (rows []GroupInfo, more bool) // by name and queue, after: GroupInfo.Cursor, exclusive
+//	GroupsNamed(tenant, name, after string, limit int) (rows []GroupInfo, more bool)
+//	GroupPartitions(tenant, group, queue string, from uint64, limit int) (rows []GroupPartition, next uint64)
+//	GroupPartition(tenant, group, queue, partition string) (GroupPartition, bool)
+//	Settled(tenant, group, queue string, ids, offsets []uint64) int64
+//	Leases(tenant string, f *LeaseFilter) (rows []LeaseInfo, more bool)
