@@ -74,7 +74,7 @@ func (m *Machine) deleteGroup(g *group, d *DeleteGroup) {
 			// What was pushed since it registered is for it still.
 			rule.mode, rule.from = SubscribeFrom, g.created
 		}
-		m.renew(g, rule)
+		m.renewGroup(g, rule)
 		return
 	}
 	list := g.waiters.list

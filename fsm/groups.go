@@ -164,9 +164,9 @@ func (m *Machine) dropGroup(g *group) {
 	m.s.dying = append(m.s.dying, g)
 }
 
-// renew begins another incarnation of a group, without cursors: rule is where it
+// renewGroup begins another incarnation of a group, without cursors: rule is where it
 // starts. What waits goes on waiting.
-func (m *Machine) renew(g *group, rule startRule) *group {
+func (m *Machine) renewGroup(g *group, rule startRule) *group {
 	n := new(group)
 	*n = *g
 	n.id, n.exists, n.dirty = m.s.meta.group, true, false

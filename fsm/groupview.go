@@ -147,6 +147,35 @@ func (s *State) groupPartition(p *partition, g *group) (row GroupPartition, ok b
 	return row, row.Member || row.First < p.next
 }
 
+// Registered describes a queue (ID 0: there is none), and tells whether a group is
+// registered on it.
+func (s *State) Registered(tenant, group, queue string) (q QueueInfo, found bool) {
+	at := s.findQueue(tenant, queue)
+	if at == nil {
+		return q, false
+	}
+	return s.queueInfo(at), at.byGroup[group] != nil
+}
+
+// QueueID is the id of a queue; 0: there is none.
+func (s *State) QueueID(tenant, queue string) uint64 {
+	if q := s.findQueue(tenant, queue); q != nil {
+		return q.id
+	}
+	return 0
+}
+
+// PartitionNamed is the partition of a queue with a name, in a list of one; an
+// empty list: there is none.
+func (s *State) PartitionNamed(tenant, queue, name string) []PartitionInfo {
+	q := s.findQueue(tenant, queue)
+	if q == nil || q.byName[name] == nil {
+		return nil
+	}
+	p := q.byName[name]
+	return []PartitionInfo{{ID: p.id, Name: p.name, Created: p.created, LogStart: p.start, Next: p.next, LastAppend: p.lastAppend}}
+}
+
 // Settled counts how many messages of a partition from an offset on a group has
 // settled, or never had to read: what it would get again there. ids and offsets
 // belong together; a partition that is gone counts nothing.
@@ -194,6 +223,7 @@ type LeaseInfo struct {
 	Queue, Partition string
 	PartitionID      uint64
 	Group            string
+	GroupID          uint64
 	From, To         uint64
 	Expires          int64 // microseconds
 	Attempt          int
@@ -255,7 +285,7 @@ func (s *State) queueLeases(q *queue, f *LeaseFilter, out *[]LeaseInfo, budget *
 			f.AfterGroup = c.g.id
 			if l := c.liveLease(now); l != nil && c.g.exists && (f.Group == "" || c.g.name == f.Group) {
 				*out = append(*out, LeaseInfo{
-					ID: l.id, Queue: q.name, Partition: p.name, PartitionID: p.id, Group: c.g.name, From: l.from, To: l.end,
+					ID: l.id, Queue: q.name, Partition: p.name, PartitionID: p.id, Group: c.g.name, GroupID: c.g.id, From: l.from, To: l.end,
 					Expires: l.expires, Attempt: int(c.attempt), Worker: l.worker,
 				})
 			}

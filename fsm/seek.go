@@ -58,7 +58,7 @@ func (m *Machine) planSeek(c *Call, s *Seek) verdict {
 	rule := s.rule(m.now)
 	rule.partition = m.s.meta.partition
 	if !s.OnPartition {
-		g = m.renew(g, rule)
+		g = m.renewGroup(g, rule)
 		if rule.mode == SubscribeFrom {
 			m.placing = append(m.placing, g)
 		}

@@ -38,8 +38,8 @@ type State struct {
 	outcomes outcomes
 
 	totals btree.Map[string, *series] // statistics of tenants
-	dead  []*queue // deleted, waiting for the sweeper
-	dying []*group // incarnations that have ended, waiting for the sweeper
+	dead   []*queue                   // deleted, waiting for the sweeper
+	dying  []*group                   // incarnations that have ended, waiting for the sweeper
 
 	groupOrder btree.Map[string, *group] // by groupKeyOf, for listings
 }

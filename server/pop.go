@@ -106,8 +106,14 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 	}
 	pop := &w.pop
 	s.fillPop(w, p)
-	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
-		pop.Worker = worker
+	worker, named := x.worker()
+	if !named {
+		s.putWork(w)
+		x.failPop(badWorker)
+		return
+	}
+	if worker != "" {
+		pop.Worker = w.name([]byte(worker))
 	}
 	pop.LeaseID = s.ids.mintAt(x.start)
 	deadline := s.cfg.Limits.PopTimeout
@@ -251,15 +257,19 @@ func (s *Server) answerPop(x *exchange, w *work, report [2]int) {
 type emptyPop struct {
 	queue, group        string
 	conflates, conflict bool
+	paused              bool
 }
 
 func nothingFor(pop *fsm.Pop) emptyPop {
-	return emptyPop{pop.Queue, pop.Group, pop.Conflates, pop.Conflict}
+	return emptyPop{pop.Queue, pop.Group, pop.Conflates, pop.Conflict, pop.Paused}
 }
 
 // answer sends 204, or, when there is a word to say about conflation, a pop
 // answer without messages: a caller who asked for it stops when it hears none.
 func (e emptyPop) answer(x *exchange) {
+	if e.paused {
+		x.c.Writer.Header().Set("X-Queen-Paused", "true")
+	}
 	if !e.conflates && !e.conflict {
 		x.empty(http.StatusNoContent)
 		return

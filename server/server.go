@@ -36,6 +36,7 @@ type Server struct {
 	packer    *packer
 	sealing   sealing
 	rates     *rates
+	times     timeCache
 	router    *gin.Engine
 	http      *http.Server
 	started   time.Time
