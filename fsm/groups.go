@@ -187,32 +187,39 @@ func (m *Machine) renewGroup(g *group, rule startRule) *group {
 	return n
 }
 
-// sweepDying removes the cursors of the next incarnation that has ended.
+// sweepDying removes cursors of incarnations that have ended.
 func (m *Machine) sweepDying() {
-	for len(m.s.dying) > 0 && m.s.dying[0].q.deleted {
-		m.s.dying = m.s.dying[1:] // the queue's own sweeper takes them
+	for budget := sweepSliceRows; budget > 0 && len(m.s.dying) > 0; {
+		g := m.s.dying[0]
+		if !g.q.deleted && !m.sweepGroupOf(g, &budget) {
+			return
+		}
+		m.s.dying = m.s.dying[1:] // of a deleted queue, its own sweeper takes them
 	}
-	if len(m.s.dying) == 0 {
-		return
-	}
-	g := m.s.dying[0]
+}
+
+// sweepGroupOf removes the cursors of an incarnation that has ended, and it with
+// the last of them; false: there are more than the budget allows.
+func (m *Machine) sweepGroupOf(g *group, budget *int) bool {
 	q := g.q
 	i := q.partsAt(g.swept)
-	for n := 0; n < sweepSliceRows && i < len(q.parts); n, i = n+1, i+1 {
+	for ; *budget > 0 && i < len(q.parts); i++ {
 		p := q.parts[i]
 		g.swept = p.id + 1
+		*budget--
 		if c := p.cursor(g); c != nil {
 			m.removeCursor(c)
 		}
 	}
 	if i < len(q.parts) {
-		return
+		return false
 	}
+	*budget--
 	g.mark.exists = false
 	m.remove(g.mark)
 	delete(m.s.groups, g.id)
 	q.dying = slices.DeleteFunc(q.dying, func(o *group) bool { return o == g })
-	m.s.dying = m.s.dying[1:]
+	return true
 }
 
 // removeCursor removes the cursor of a group that is gone. Rows of sets that it

@@ -15,6 +15,7 @@ type GroupInfo struct {
 	Mode          SubscriptionMode // as it registered, or subscribed since
 	From, Created int64            // microseconds; From with SubscribeFrom
 	Paused        bool
+	Conflates     bool
 
 	key string
 }
@@ -64,7 +65,8 @@ func (s *State) GroupsNamed(tenant, name, after string, limit int) (out []GroupI
 func (g *group) info(key string) GroupInfo {
 	return GroupInfo{
 		Group: g.name, Queue: g.q.name, QueueID: g.q.id, Members: g.members(), Behind: g.owed(false).behind, Consumed: g.counts.consumed > 0,
-		Mode: g.mode, From: g.from, Created: g.created, Paused: g.paused(), key: key,
+		Mode: g.mode, From: g.from, Created: g.created, Paused: g.paused(),
+		Conflates: g.conflates, key: key,
 	}
 }
 

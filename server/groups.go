@@ -131,8 +131,8 @@ func appendGroup(dst []byte, g *fsm.GroupInfo, sum *groupLag, now int64) []byte 
 	dst = append(append(dst, `","storage":"segments","subscriptionMode":"`...), mode...)
 	dst = appendExpiry(append(dst, `","subscriptionTimestamp":`...), since)
 	dst = rawjson.AppendMicros(append(dst, `,"subscriptionCreatedAt":`...), g.Created)
-	dst = append(dst, `,"conflation":false,"paused":`...)
-	return append(rawjson.AppendBool(dst, g.Paused), '}')
+	dst = rawjson.AppendBool(append(dst, `,"conflation":`...), g.Conflates)
+	return append(rawjson.AppendBool(append(dst, `,"paused":`...), g.Paused), '}')
 }
 
 // subscriptionOf is how a group's registration is told: its mode and the time
@@ -170,7 +170,8 @@ func (s *Server) serveGroup(x *exchange) {
 			x.out = append(x.out, ',')
 		}
 		x.out = rawjson.AppendString(x.out, g.Queue)
-		x.out = append(x.out, `:{"conflation":false,"paused":`...)
+		x.out = rawjson.AppendBool(append(x.out, `:{"conflation":`...), g.Conflates)
+		x.out = append(x.out, `,"paused":`...)
 		x.out = append(rawjson.AppendBool(x.out, g.Paused), `,"partitions":[`...)
 		n := 0
 		if !t.walkPartitions(g, func(p *fsm.GroupPartition) {
