@@ -130,8 +130,8 @@ func (x *exchange) takeNext(w *work) (next *fsm.Pop, deadline time.Duration, gon
 	if !w.next.asked {
 		return nil, deadline, nil
 	}
-	if worker := x.c.Request.Header.Get("X-Queen-Worker"); visible(worker, 128) {
-		w.pop.Worker = worker
+	if worker, ok := x.worker(); ok && worker != "" {
+		w.pop.Worker = w.name([]byte(worker))
 	}
 	x.parked = w.next.wait > 0
 	return &w.pop, deadline + w.next.wait, x.c.Request.Context().Done()
