@@ -119,6 +119,8 @@ func committedHere(c *Call) bool {
 		return b.Reason == ""
 	case *KV:
 		return b.Failed < 0
+	case *Locks: // one that only lost wrote nothing
+		return slices.ContainsFunc(b.Ops, func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind.Write() })
 	}
 	return true
 }
