@@ -48,6 +48,13 @@ type Broker struct {
 	served chan error
 	fatal  chan error
 	log    *slog.Logger // nil: none
+	marks  marker       // nil: requests go out as they are
+}
+
+// marker changes requests, and looks at their answers.
+type marker interface {
+	request(header http.Header, body []byte) []byte
+	answer(method, path string, a *Answer)
 }
 
 // patience is how long anything that is due may take in real time.
@@ -125,6 +132,9 @@ func (b *Broker) awaitLeader() error {
 
 // Do sends one request. path goes onto the wire as it is, query included.
 func (b *Broker) Do(ctx context.Context, method, path string, header http.Header, body []byte) (*Answer, error) {
+	if b.marks != nil {
+		body = b.marks.request(header, body)
+	}
 	req := (&http.Request{
 		Method: method,
 		URL:    &url.URL{Scheme: "http", Host: b.addr, Opaque: path},
@@ -148,7 +158,11 @@ func (b *Broker) Do(ctx context.Context, method, path string, header http.Header
 	if err != nil {
 		return nil, fmt.Errorf("read the answer of %s %s: %w", method, path, err)
 	}
-	return &Answer{Status: resp.StatusCode, Header: resp.Header, Body: data}, nil
+	a := &Answer{Status: resp.StatusCode, Header: resp.Header, Body: data}
+	if b.marks != nil {
+		b.marks.answer(method, path, a)
+	}
+	return a, nil
 }
 
 // Now is the broker's time.
