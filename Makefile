@@ -3,7 +3,7 @@
 GO         ?= go
 FUZZTIME   ?= 3000x
 STATICCHECK = $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2
-GOFILES     = $(shell find . -name '*.go' -not -path './queen-data/*')
+GOFILES     = $(shell find . -name '*.go' -not -path './queen-data/*' -not -path './queen-cluster/*')
 
 # Drivers of a broker take these; bench results go to BENCH_JSON.
 BENCH_JSON ?= bench.jsonl
@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run demo test unit race lint fuzz fuzz-short sim sim-cluster crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run cluster demo test unit race lint fuzz fuzz-short sim sim-cluster crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -23,6 +23,10 @@ segdump:
 # run starts a broker on port 6632 with its data in ./queen-data.
 run: build
 	@./tools/run.sh
+
+# cluster starts three nodes on ports 6641 to 6643 with their data in ./queen-cluster.
+cluster: build
+	@./tools/cluster.sh
 
 # demo runs the payment step through three kills and checks every part.
 demo: build

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
@@ -263,6 +264,42 @@ func (g *Group) Receive(p *Parcel) {
 	}
 }
 
+// Unreachable tells that what was sent to a peer is lost.
+func (g *Group) Unreachable(id uint64) {
+	g.post(event{fn: func() {
+		if g.core.dead == nil {
+			g.core.rn.ReportUnreachable(id)
+		}
+	}})
+}
+
+// HandOver gives leadership to another voter, to the one with most of the log when to
+// is 0: nothing is planned any more, what is in flight is waited for, and raft is
+// asked until ctx ends. It reports whether this node does not lead any more. leaving
+// tells that it is about to stop.
+func (g *Group) HandOver(ctx context.Context, to uint64, leaving bool) bool {
+	patience := handOverPatience
+	if end, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(end))
+	}
+	done := make(chan bool, 1)
+	if !g.in.event(event{fn: func() { g.core.handOver(to, leaving, patience, func(gone bool) { done <- gone }) }}) {
+		return true
+	}
+	g.drive()
+	select {
+	case gone := <-done:
+		return gone
+	case <-ctx.Done():
+		return false
+	case <-g.drained:
+		return true
+	}
+}
+
+// handOverPatience is how long a hand-over may take.
+const handOverPatience = 3 * time.Second
+
 // Reader reads the queue logs.
 func (g *Group) Reader() Reader { return g.reader }
 
@@ -317,6 +354,9 @@ func (g *Group) Abandon() error {
 }
 
 func (g *Group) stop(ctx context.Context) error {
+	if g.cfg.Send != nil && ctx.Err() == nil {
+		g.HandOver(ctx, 0, true)
+	}
 	g.in.mu.Lock()
 	g.in.mu.stopped = true
 	g.in.mu.Unlock()

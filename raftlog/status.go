@@ -13,7 +13,11 @@ import (
 // by one: they are each right, and not of one instant.
 type Status struct {
 	NodeID        uint64
-	Leader        bool // leads and plans
+	Leader        bool   // leads and plans
+	Lead          uint64 // who leads, as far as this node knows; 0: nobody is known to
+	Voters        int
+	PeerCommit    uint64 // highest commit index that a peer told of
+	StateTime     int64  // broker time of the newest entry that the state holds, microseconds
 	Term          uint64
 	Commit        uint64
 	Applied       uint64
@@ -44,6 +48,8 @@ type stats struct {
 	inflight, inflightBytes     atomic.Int64
 	brokerTime                  atomic.Int64
 	checkpointFrom, checkpoints atomic.Uint64
+	lead, peerCommit            atomic.Uint64
+	voters, stateTime           atomic.Int64
 	oldestWrite                 atomic.Int64 // monotonic nanoseconds when it was issued; 0: none
 }
 
@@ -70,8 +76,12 @@ func (s *stats) publish(c *core) {
 	s.inflightBytes.Store(c.inflightLen)
 	s.checkpointFrom.Store(c.ckpt.from)
 	s.oldestWrite.Store(c.oldestWrite())
-	if c.clock.started {
-		s.brokerTime.Store(c.clock.at(c.now))
+	s.lead.Store(c.lead)
+	s.peerCommit.Store(c.peers.commit)
+	s.voters.Store(int64(len(c.conf.Voters)))
+	s.stateTime.Store(c.lastTime)
+	if t := c.timeBound(); t != 0 {
+		s.brokerTime.Store(t)
 	}
 }
 
@@ -81,6 +91,7 @@ func (g *Group) Status() Status {
 	st := Status{
 		NodeID: g.cfg.NodeID, Leader: s.leader.Load(), Term: s.term.Load(), Commit: s.commit.Load(),
 		Applied: s.applied.Load(), Durable: s.durable.Load(),
+		Lead: s.lead.Load(), PeerCommit: s.peerCommit.Load(), Voters: int(s.voters.Load()), StateTime: s.stateTime.Load(),
 		InFlight: int(s.inflight.Load()), InFlightBytes: s.inflightBytes.Load(), BrokerTime: s.brokerTime.Load(),
 		Syncs: s.syncs.Load(), SyncSeconds: float64(s.syncNanos.Load()) / 1e9,
 		BytesWritten: s.bytes.Load(), Entries: s.entries.Load(),
@@ -92,6 +103,18 @@ func (g *Group) Status() Status {
 		st.OldestWrite = time.Duration(g.cfg.Clock.Now().Mono - at)
 	}
 	return st
+}
+
+// Leader is who leads, as far as this node knows (0: nobody), and whether that is
+// this node, planning.
+func (g *Group) Leader() (id uint64, here bool) {
+	if g.stats.leader.Load() {
+		return g.cfg.NodeID, true
+	}
+	if id = g.stats.lead.Load(); id == g.cfg.NodeID {
+		return 0, false // elected, and not ready
+	}
+	return id, false
 }
 
 // bytes sums the sizes of the segment files.

@@ -152,6 +152,9 @@ func refuseOrphans(fsys vfs.FS, dir, name string) error {
 func makeIdentity(cfg *Config, name string) (Identity, error) {
 	id := Identity{Version: FormatVersion, Cluster: cfg.ClusterID, Node: cfg.Group.NodeID, Shards: cfg.Group.Shards}
 	if id.Cluster == "" {
+		id.Cluster = cfg.NewClusterID
+	}
+	if id.Cluster == "" {
 		var raw [16]byte
 		if _, err := io.ReadFull(cfg.Random, raw[:]); err != nil {
 			return id, fmt.Errorf("make a cluster id: %w", err)

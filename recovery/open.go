@@ -20,6 +20,8 @@ import (
 // Config says what to open.
 type Config struct {
 	Group raftlog.Config
+	// NewClusterID is the cluster id of a directory that is made; empty: ClusterID, or a minted one.
+	NewClusterID string
 	// ClusterID is 32 hex digits that the nodes of a cluster share; empty takes
 	// the directory's, or mints one when the directory is new.
 	ClusterID string

@@ -16,7 +16,8 @@ import (
 // them; Engine is required.
 type Config struct {
 	Engine  Engine
-	Version string // of the build, as /health tells it
+	Cluster Cluster // the way to the other nodes; nil: this one is alone
+	Version string  // of the build, as /health tells it
 
 	// Clock gives wall-clock time, for ids and for measuring.
 	Clock func() time.Time

@@ -47,6 +47,8 @@ type Status struct {
 	OldestWrite time.Duration // how long the oldest outstanding write has been waited for
 	// Reason says why the node does not serve; empty when it does.
 	Reason string
+	Leader uint64        // who leads, as far as this node knows; 0: nobody
+	Lag    time.Duration // of a follower that is far behind: the age of what it has applied
 	Freed  Freed
 	Scrub  raftlog.Scrubbed
 	// Outcomes are the kept answers of calls with an Idempotency-Key.

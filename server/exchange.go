@@ -35,6 +35,7 @@ type exchange struct {
 	phases phases
 	// bodyRead: nothing of the request is left on the connection.
 	bodyRead bool
+	away     away
 
 	// Values of header lines, kept here so that setting them allocates nothing.
 	idLine, lengthLine [1]string
@@ -57,6 +58,9 @@ type route struct {
 	level        tokens.Access
 	family       family
 	writes       bool // also on a full disk, from its reserve
+	local        bool // about this node: never passed on to the leader
+	waits        bool // may wait for long
+	acks         bool // settles messages: sent again it does no harm
 	handle       func(*Server, *exchange)
 	stats        *routeStats
 }
@@ -69,8 +73,8 @@ func (s *Server) serve(rt *route) gin.HandlerFunc {
 		x.s, x.c, x.rt, x.start, x.parked, x.held, x.bodyRead, x.sub, x.phases = s, c, rt, s.cfg.Clock(), false, false, false, "", phases{}
 		defer x.recover()
 		x.takeID()
-		if x.authorized() && x.takeTenant() && !x.noRoom() {
-			rt.handle(s, x)
+		if x.arrive(); x.away.forwarded || x.authorized() && x.takeTenant() {
+			x.handle()
 		}
 		x.finish()
 	}
@@ -99,6 +103,9 @@ func (x *exchange) finish() {
 	x.finishMeasured()
 	if cap(x.out) > maxPooled {
 		x.out = nil
+	}
+	if cap(x.away.body) > maxPooled {
+		x.away.body = nil
 	}
 	x.c, x.s, x.rt, x.out = nil, nil, nil, x.out[:0]
 	exchangePool.Put(x)
@@ -278,12 +285,20 @@ func (x *exchange) undecided(err error) {
 		x.empty(statusClientGone)
 		return
 	}
+	if x.elsewhere(err) {
+		return
+	}
 	o := classify(err)
 	if o.status == http.StatusInternalServerError {
 		x.s.log.Error("a call failed", "request", x.id, "route", x.rt.path, "error", err)
 	} else if o.status == http.StatusServiceUnavailable {
 		x.retryAfter(1)
 	}
+	x.failUndecided(o)
+}
+
+// failUndecided answers in the words of the route's family.
+func (x *exchange) failUndecided(o outcome) {
 	switch x.rt.family {
 	case kvFamily:
 		x.undecidedReason(o, "kv_error", "kv_unavailable", "kv_"+o.code)
@@ -394,6 +409,9 @@ func (x *exchange) tooLarge(limit int64) {
 
 // remaining is what is left of a deadline that began with the request.
 func (x *exchange) remaining(d time.Duration) time.Duration {
+	if x.away.left > 0 {
+		d = min(d, x.away.left)
+	}
 	if !x.held {
 		return d // so far only its body was read
 	}

@@ -327,5 +327,5 @@ func appendRaft(dst []byte, st *Status) []byte {
 	dst = appendInt(append(dst, ','), "term", int64(st.Term))
 	dst = appendInt(append(dst, ','), "applied", int64(st.Applied))
 	dst = appendInt(append(dst, ','), "commit", int64(st.Commit))
-	return appendInt(append(dst, ','), "lag", 0)
+	return appendInt(append(dst, ','), "lag", st.Lag.Milliseconds())
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -27,6 +28,8 @@ type StorageConfig struct {
 	// Group carries paces and sizes; Open fills in the rest.
 	Group   raftlog.Config
 	Planner fsm.Config
+	// Cluster says who else is there; nil: this node is alone.
+	Cluster *ClusterConfig
 	// Fatal is called when the broker can go on no more (a failed write or
 	// fsync): the process should end.
 	Fatal func(error)
@@ -36,12 +39,15 @@ type StorageConfig struct {
 // machine. It implements Engine.
 type Broker struct {
 	group    *raftlog.Group
-	machine  *machine
+	machine  atomic.Pointer[machine] // another one when the state was read again
+	waiting  preparing
 	report   recovery.Report
 	reserve  *recovery.Reserve
 	fatal    func(error)
 	bounds   bounds
 	observed observed
+	peers    *peers // nil: this node is alone
+	ready    readiness
 }
 
 var _ Engine = (*Broker)(nil)
@@ -73,11 +79,20 @@ func Open(cfg StorageConfig) (*Broker, error) {
 	}
 	b := &Broker{fatal: cfg.Fatal, reserve: recovery.NewReserve(cfg.FS, cfg.Dir, cfg.ReserveBytes, cfg.Logger)}
 	b.bounds = bounds{cfg.Planner.WithDefaults(), cfg.Group.WithDefaults()}
-	b.machine = &machine{Machine: fsm.New(cfg.Planner), observed: &b.observed}
-	b.machine.preparing.calls = map[*fsm.Call]struct{}{}
+	b.waiting.calls = map[*fsm.Call]struct{}{}
+	b.machine.Store(&machine{Machine: fsm.New(cfg.Planner), observed: &b.observed, preparing: &b.waiting})
 	g := cfg.Group
 	g.FS, g.Dir, g.NodeID, g.Logger, g.Fatal = cfg.FS, cfg.Dir, cfg.NodeID, cfg.Logger, cfg.Fatal
-	g.Machine = b.machine
+	g.Machine = b.machine.Load()
+	g.Refuse = func(call any, err error) {
+		if c := call.(*fsm.Call); c.Done != nil {
+			c.Done(err)
+		}
+	}
+	g.Renew = func() (raftlog.Machine, func()) {
+		fresh := &machine{Machine: fsm.New(cfg.Planner), observed: &b.observed, preparing: &b.waiting}
+		return fresh, func() { b.machine.Store(fresh) }
+	}
 	g.Kept = func() raftlog.Kept { return fsm.NewKept(cfg.Planner) }
 	started := make(chan struct{})
 	g.Prepare = func(call any) {
@@ -85,14 +100,32 @@ func Open(cfg StorageConfig) (*Broker, error) {
 		b.prepare(call.(*fsm.Call))
 	}
 	g.Observer = b.observer()
-	group, report, err := recovery.Open(recovery.Config{Group: g, Reserve: b.reserve})
+	boot := recovery.Config{Group: g, Reserve: b.reserve}
+	if cfg.Cluster != nil {
+		b.peers = &peers{cfg: cfg.Cluster}
+		b.ready = readiness{cfg.Cluster.ReadyLagEntries, cfg.Cluster.ReadyLag}
+		boot.Group.Send = b.peers.send
+		boot.Voters, boot.NewClusterID = cfg.Cluster.identity()
+	}
+	group, report, err := recovery.Open(boot)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", cfg.Dir, err)
 	}
 	b.group, b.report = group, report
 	close(started)
+	if cfg.Cluster == nil && group.Status().Voters > 1 {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", cfg.Dir, ErrOfCluster), group.Abandon())
+	}
+	if b.peers != nil {
+		if err := b.peers.start(b, &cfg); err != nil {
+			return nil, errors.Join(err, group.Abandon())
+		}
+	}
 	return b, nil
 }
+
+// ErrOfCluster: the directory is that of a node of several, which must not run alone.
+var ErrOfCluster = errors.New("this directory belongs to a node of a cluster: start it with QUEEN_RAFT_REPLICATOR=raft and the QUEEN_RAFT_PEERS that it was made with")
 
 // Report tells what the boot found and did.
 func (b *Broker) Report() recovery.Report { return b.report }
@@ -129,22 +162,25 @@ func (b *Broker) PartitionBytes(queue, partition, from uint64, max int) (bytes i
 func (b *Broker) Reclaimed() *raftlog.Reclaimed { return b.group.Reclaimed() }
 
 // Removed counts what retention has removed, safe to read at any time.
-func (b *Broker) Removed() *fsm.Removed { return b.machine.Removed() }
+func (b *Broker) Removed() *fsm.Removed { return b.machine.Load().Removed() }
 
 // MemoryBytes is about what is in memory: the rows of the state (as they are encoded), recent transactionIds, and the
 // positions of unsealed files. It walks every row: it is for tests.
 func (b *Broker) MemoryBytes() (rows, dedup, index int64, err error) {
-	err = b.group.Do(func() { rows, dedup = b.machine.RowBytes(), b.machine.DedupBytes() })
+	err = b.group.Do(func() { rows, dedup = b.machine.Load().RowBytes(), b.machine.Load().DedupBytes() })
 	return rows, dedup, b.group.IndexBytes(), err
 }
 
 // Stop ends the group, and then what was still being prepared.
 func (b *Broker) Stop(ctx context.Context) error {
 	err := b.group.Stop(ctx)
-	for _, c := range b.machine.takePreparing() {
+	for _, c := range b.waiting.take() {
 		if c.Done != nil {
 			c.Abort(fsm.ErrStopped)
 		}
+	}
+	if b.peers != nil {
+		err = errors.Join(err, b.peers.stop())
 	}
 	return err
 }
@@ -157,14 +193,14 @@ const stuckWrite = 3 * time.Second
 func (b *Broker) Status() Status {
 	g := b.group.Status()
 	st := Status{
-		Role: "candidate", HasLeader: g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
-		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.waiting.Load()),
+		Role: "candidate", HasLeader: g.Lead != 0 || g.Leader, Term: g.Term, Log: g.Durable, Commit: g.Commit, Applied: g.Applied,
+		Durable: g.Durable, InFlight: g.InFlight, Parked: int(b.machine.Load().waiting.Load()), Leader: g.Lead,
 		NodeID: g.NodeID, Cluster: b.report.Identity.Cluster, LogBytes: g.LogBytes, OldestWrite: g.OldestWrite,
 	}
 	st.Scrub = b.group.Scrubbed()
-	st.Outcomes = b.machine.loadOutcomes()
+	st.Outcomes = b.machine.Load().loadOutcomes()
 	b.bounds.fill(&st)
-	st.DedupBytes, st.UnsealedBytes = b.machine.dedup.Load(), b.group.UnsealedBytes()
+	st.DedupBytes, st.UnsealedBytes = b.machine.Load().dedup.Load(), b.group.UnsealedBytes()
 	m, r := b.Removed(), b.Reclaimed()
 	st.Freed = Freed{
 		Aged: m.Aged.Load(), Completed: m.Completed.Load(), Waited: m.Waited.Load(),
@@ -174,16 +210,47 @@ func (b *Broker) Status() Status {
 	}
 	switch {
 	case g.Failed:
-		st.Role, st.Reason = "stopped", "the log cannot be written"
-	case g.OldestWrite > stuckWrite:
-		st.Reason = "a write to the log has not finished for " + g.OldestWrite.Round(time.Second).String()
-	case !g.Leader:
-		st.Reason = "no leader is known"
-	}
-	if g.Leader && !g.Failed {
+		st.Role = "stopped"
+	case g.Leader:
 		st.Role = "leader"
+	case g.Lead != 0 && g.Lead != g.NodeID:
+		st.Role = "follower"
+		if g.PeerCommit > g.Applied+b.ready.entries {
+			st.Lag = time.Duration(max(g.BrokerTime-g.StateTime, 0)) * time.Microsecond
+		}
 	}
+	st.Reason = b.unready(&g, &st)
 	return st
+}
+
+// readiness is how far a node may be behind and still be called well.
+type readiness struct {
+	entries uint64
+	lag     time.Duration
+}
+
+// unready says why the node does not serve; "": it does.
+func (b *Broker) unready(g *raftlog.Status, st *Status) string {
+	if b.peers != nil {
+		if problem := b.peers.problem(); problem != "" {
+			return problem
+		}
+	}
+	switch {
+	case g.Failed:
+		return "the log cannot be written"
+	case g.OldestWrite > stuckWrite:
+		return "a write to the log has not finished for " + g.OldestWrite.Round(time.Second).String()
+	case g.Leader:
+		return ""
+	case g.Lead == 0 && g.Voters > 1:
+		return "no leader is known: a majority of the nodes is needed"
+	case g.Lead == 0 || g.Lead == g.NodeID:
+		return "no leader is known"
+	case st.Lag > b.ready.lag:
+		return fmt.Sprintf("this node is %d entries behind", g.PeerCommit-g.Applied)
+	}
+	return ""
 }
 
 func (b *Broker) observer() raftlog.Observer {
@@ -223,7 +290,7 @@ func (b *Broker) prepare(c *fsm.Call) {
 		return err
 	})
 	prepared := mark()
-	if !b.machine.prepared(c) {
+	if !b.waiting.end(c) {
 		return // the stop has answered it
 	}
 	if err == nil {
@@ -242,14 +309,17 @@ type machine struct {
 	*fsm.Machine
 	observed *observed
 
-	preparing struct {
-		sync.Mutex
-		calls map[*fsm.Call]struct{}
-	}
-	batch   []*fsm.Call
-	waiting atomic.Int64    // pops that wait
-	kept    [4]atomic.Int64 // the last fsm.OutcomeStats
-	dedup   atomic.Int64    // bytes of recent transactionIds
+	preparing *preparing
+	batch     []*fsm.Call
+	waiting   atomic.Int64    // pops that wait
+	kept      [4]atomic.Int64 // the last fsm.OutcomeStats
+	dedup     atomic.Int64    // bytes of recent transactionIds
+}
+
+// preparing are the calls that something is looked up for.
+type preparing struct {
+	sync.Mutex
+	calls map[*fsm.Call]struct{}
 }
 
 var _ raftlog.Machine = (*machine)(nil)
@@ -320,21 +390,21 @@ func (m *machine) keepPreparing(calls []*fsm.Call) []any {
 	return out
 }
 
-// prepared ends the keeping of a call; false: somebody else ended it.
-func (m *machine) prepared(c *fsm.Call) bool {
-	m.preparing.Lock()
-	defer m.preparing.Unlock()
-	_, kept := m.preparing.calls[c]
-	delete(m.preparing.calls, c)
+// end ends the keeping of a call; false: somebody else ended it.
+func (p *preparing) end(c *fsm.Call) bool {
+	p.Lock()
+	defer p.Unlock()
+	_, kept := p.calls[c]
+	delete(p.calls, c)
 	return kept
 }
 
-func (m *machine) takePreparing() (calls []*fsm.Call) {
-	m.preparing.Lock()
-	defer m.preparing.Unlock()
-	for c := range m.preparing.calls {
+func (p *preparing) take() (calls []*fsm.Call) {
+	p.Lock()
+	defer p.Unlock()
+	for c := range p.calls {
 		calls = append(calls, c)
 	}
-	clear(m.preparing.calls)
+	clear(p.calls)
 	return calls
 }

@@ -119,6 +119,9 @@ func (s *Server) popWith(x *exchange, w *work, p *popParams) {
 	deadline := s.cfg.Limits.PopTimeout
 	if p.wait {
 		deadline = s.waitTime(p)
+		if x.away.left > 0 {
+			deadline = min(deadline, x.away.left)
+		}
 		pop.WaitMicros = max(0, deadline-s.cfg.Limits.ReplyMargin).Microseconds()
 		if s.stopping.Load() {
 			pop.WaitMicros = 0

@@ -44,6 +44,8 @@ type Server struct {
 	idPrefix  string // of the request ids minted here
 	idCount   atomic.Uint64
 	stopping  atomic.Bool
+	leaving   context.Context // ends when the server stops
+	leave     context.CancelFunc
 	sick      atomic.Pointer[string] // why /health is not well; nil: it is
 	abandoned outstanding
 	givenUp   chan struct{} // closed when abandoned calls are waited for no longer
@@ -84,6 +86,7 @@ func New(cfg Config) (*Server, error) {
 		givenUp:   make(chan struct{}),
 		idPrefix:  hex.EncodeToString(prefix[:]) + "-",
 	}
+	s.leaving, s.leave = context.WithCancel(context.Background())
 	s.gate = newGate(l.AdmitHold, cfg.Clock, &s.admission.refused)
 	s.metrics = newMetrics(s)
 	s.router = s.newRouter()
@@ -153,6 +156,7 @@ func (s *Server) Serve(l net.Listener, certFile, keyFile string) error {
 // closes their connections. The engine still runs afterwards.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopping.Store(true)
+	s.leave()
 	released := make(chan struct{})
 	quit := make(chan struct{})
 	go func() {

@@ -18,6 +18,7 @@ type config struct {
 	address  string
 	certFile string
 	keyFile  string
+	raft     string // address for the other nodes; empty: this one is alone
 	storage  server.StorageConfig
 	server   server.Config
 }
@@ -47,7 +48,15 @@ func build(v *values, log *slog.Logger) (c config, err error) {
 	default:
 		return c, &settingError{"DEFAULT_SUBSCRIPTION_MODE", m, "neither new nor all"}
 	}
+	id, err := nodeID(v, hostname(v))
+	if err != nil {
+		return c, err
+	}
 	c.storage = storageConfig(v, log, mode)
+	c.storage.NodeID = id
+	if c.storage.Cluster, c.raft, err = clusterConfig(v, id, log); err != nil {
+		return c, err
+	}
 	c.server = serverConfig(v, log)
 	if key := v.text("QUEEN_ENCRYPTION_KEY"); key != "" {
 		if c.server.Key, err = envelope.Parse(key); err != nil {
@@ -74,7 +83,7 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 	files, _ := descriptors()
 	micros := func(name string) int64 { return v.count(name) * 1000 }
 	return server.StorageConfig{
-		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), NodeID: uint64(v.count("QUEEN_RAFT_NODE_ID")), Logger: log,
+		FS: vfs.OS(), Dir: v.text("QUEEN_RAFT_DIR"), Logger: log,
 		ReserveBytes: v.count("QUEEN_DISK_RESERVE_BYTES"),
 		Group: raftlog.Config{
 			SegmentBytes: v.count("QUEEN_RAFT_SEGMENT_BYTES"),
@@ -83,6 +92,8 @@ func storageConfig(v *values, log *slog.Logger, mode fsm.SubscriptionMode) serve
 
 			CheckpointBytes:    v.count("QUEEN_RAFT_CHECKPOINT_BYTES"),
 			CheckpointInterval: time.Duration(v.count("QUEEN_RAFT_CHECKPOINT_MS")) * time.Millisecond,
+			ElectionTicks:      electionTicks(v),
+			PurgeHold:          time.Duration(v.count("QUEEN_RAFT_PURGE_HOLD_S")) * time.Second,
 			MaxInFlight:        int(v.count("QUEEN_RAFT_PIPELINE")),
 			MaxCycleCalls:      int(v.count("QUEEN_RAFT_BATCH_MAX_CMDS")),
 			OpenFiles:          files,

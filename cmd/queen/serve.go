@@ -97,16 +97,22 @@ func runBroker(environ []string, stop <-chan os.Signal, stdout, stderr io.Writer
 		printFatal(stderr, err)
 		os.Exit(1)
 	}
+	if c := cfg.storage.Cluster; c != nil {
+		if err := listenForPeers(c, cfg.raft); err != nil {
+			return err
+		}
+	}
 	broker, err := server.Open(cfg.storage)
 	if err != nil {
 		return err
 	}
-	cfg.server.Engine, cfg.server.Reserve = broker, broker.KeepReserve
+	cfg.server.Engine, cfg.server.Reserve, cfg.server.Cluster = broker, broker.KeepReserve, broker.Cluster()
 	srv, err := server.New(cfg.server)
 	if err != nil {
 		return stopAfter(broker, err, log)
 	}
 	broker.Observe(srv.Metrics())
+	broker.ServeForwarded(srv.Forwarded())
 	listener, err := net.Listen("tcp", cfg.address)
 	if err != nil {
 		return stopAfter(broker, fmt.Errorf("listen on %s (PORT, QUEEN_BIND_ADDR): %w", cfg.address, err), log)
@@ -173,6 +179,9 @@ func shutDown(srv *server.Server, b *server.Broker, log *slog.Logger) error {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), finishRequests)
 	defer cancel()
+	if !b.HandOver(ctx) {
+		log.Info("no other node takes the leadership")
+	}
 	if err := srv.Shutdown(ctx); err != nil {
 		log.Warn("some requests were cut off", "error", err)
 	}

@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 		{"QUEEN_RAFT_DISK_HIGH_PCT=90.5", "", "90.5"}, {"QUEEN_RAFT_DISK_HIGH_PCT=0", "QUEEN_RAFT_DISK_HIGH_PCT", ""},
 		{"QUEEN_RAFT_DISK_HIGH_PCT=101", "QUEEN_RAFT_DISK_HIGH_PCT", ""},
 		{"JWT_ENABLED=maybe", "JWT_ENABLED", ""}, {"JWT_ENABLED=off", "", "off"}, {"QUEEN_ENCRYPTION_KEY=00", "QUEEN_ENCRYPTION_KEY", ""},
-		{"QUEEN_RAFT_REPLICATOR=local", "", "local"}, {"QUEEN_RAFT_REPLICATOR=raft", "QUEEN_RAFT_REPLICATOR", ""},
+		{"QUEEN_RAFT_REPLICATOR=local", "", "local"},
 		{"QUEEN_RAFT_GROUPS=1", "", "1"}, {"QUEEN_RAFT_GROUPS=2", "QUEEN_RAFT_GROUPS", ""},
 		{"QUEEN_CRASH_POINT=nowhere", "QUEEN_CRASH_POINT", ""}, {"QUEEN_CRASH_POINT=write.sync.before:0", "QUEEN_CRASH_POINT", ""},
 		{"QUEEN_CRASH_POINT=write.sync.before:3", "", "write.sync.before:3"}, {"QUEEN_CRASH_POINT=", "", ""}, {"QUEEN_LANES=junk", "", "junk"},
