@@ -41,7 +41,7 @@ type killer struct {
 	at      string // the epoch's directory
 	logSeen int64  // bytes of the log that cuts were looked for in
 
-	steps, unknowns, applied, cuts, retried, bootKills, stops int
+	steps, unknowns, applied, cuts, retried, replayed, bootKills, stops int
 }
 
 // cutLine is what a start writes to its log when it took back entries that were
@@ -62,9 +62,9 @@ func (k *killer) run(ctx context.Context) (err error) {
 			return fmt.Errorf("%w\n(seed %d; data and log are in %s)", err, k.seed, k.at)
 		}
 	}
-	fmt.Printf("%d rounds: %d steps, %d answers lost of which %d had been applied, %d of them sent again, "+
+	fmt.Printf("%d rounds: %d steps, %d answers lost of which %d had been applied, %d of them sent again, %d got the answer that was kept, "+
 		"%d kills during a start, %d clean stops, %d starts had something to cut\n",
-		first, k.steps, k.unknowns, k.applied, k.retried, k.bootKills, k.stops, k.cuts)
+		first, k.steps, k.unknowns, k.applied, k.retried, k.replayed, k.bootKills, k.stops, k.cuts)
 	if k.cuts == 0 && !k.allowNoCut {
 		return errors.New("no start had anything to cut: the kills missed what they are for; more rounds, or a longer load")
 	}

@@ -186,22 +186,33 @@ func (k *killer) compareDepth(ctx context.Context) error {
 	return nil
 }
 
-// sendAgain sends half of the transactions without an answer once more. Their
-// fate is known by now: an applied one has to be refused, another one may be
-// committed now, once.
+// sendAgain sends transactions without an answer once more: those with a key, and
+// half of the others. Their
+// fate is known by now: an applied one has to be refused, or with a key to be
+// answered as it was, and another one may be committed now, once.
 func (k *killer) sendAgain(ctx context.Context, bodies map[string]api.Transaction) error {
 	for _, id := range slices.Sorted(maps.Keys(bodies)) {
 		a := k.book.Step(id)
 		if a.Seen() {
 			k.applied++
 		}
-		if k.rng.IntN(2) == 0 {
+		key := keyOf(id)
+		if key == "" && k.rng.IntN(2) == 0 {
 			continue
 		}
 		k.retried++
-		v, err := k.api.Transact(ctx, bodies[id])
+		v, err := k.api.TransactKeyed(ctx, bodies[id], key)
 		if err != nil {
 			return err
+		}
+		if key != "" {
+			if err := k.checkKept(ctx, a, v, bodies[id]); err != nil {
+				return err
+			}
+			if a.Seen() {
+				k.replayed++
+				continue
+			}
 		}
 		switch {
 		case a.Seen() && v.Success:
@@ -211,6 +222,33 @@ func (k *killer) sendAgain(ctx context.Context, bodies map[string]api.Transactio
 			k.book.AddStep(a)
 		case v.Reason != "rejected_ack" && v.Reason != "duplicate" && v.Reason != "kv_precondition":
 			return fmt.Errorf("step %s, sent again: %s: %s", id, v.Reason, v.Error)
+		}
+	}
+	return nil
+}
+
+// checkKept checks what a step with a key is answered after a kill: one that was
+// applied gets its answer, and every further time the same one.
+func (k *killer) checkKept(ctx context.Context, a *history.Step, v api.Verdict, t api.Transaction) error {
+	switch {
+	case v.Replayed != a.Seen():
+		return fmt.Errorf("step %s with a key, applied before the kill: %v, was answered from what is kept: %v (success %v, %s)",
+			a.ID, a.Seen(), v.Replayed, v.Success, v.Reason)
+	case v.Replayed && !v.Success:
+		return fmt.Errorf("step %s was applied, and its kept answer says %s", a.ID, v.Reason)
+	case !v.Success:
+		return nil
+	}
+	again, err := k.api.TransactKeyed(ctx, t, keyOf(a.ID))
+	if err != nil {
+		return err
+	}
+	if !again.Replayed || again.ID != v.ID || len(again.Results) != len(v.Results) {
+		return fmt.Errorf("step %s, sent once more, was answered %s (from what is kept: %v), before that %s", a.ID, again.ID, again.Replayed, v.ID)
+	}
+	for i := range v.Results {
+		if string(again.Results[i]) != string(v.Results[i]) {
+			return fmt.Errorf("step %s, sent once more: result %d is %s, before that %s", a.ID, i, again.Results[i], v.Results[i])
 		}
 	}
 	return nil

@@ -140,6 +140,8 @@ type Transaction struct {
 // was rolled back.
 type Verdict struct {
 	Success  bool              `json:"success"`
+	Replayed bool              `json:"-"` // it is the answer that was kept of the first call
+	ID       string            `json:"transactionId"`
 	Reason   string            `json:"reason"`
 	KVReason string            `json:"kvReason"`
 	Error    string            `json:"error"`
@@ -175,6 +177,11 @@ func (c *Client) Pop(ctx context.Context, queue string, query url.Values) ([]Mes
 
 // Transact sends a transaction. A rolled-back one is not an error.
 func (c *Client) Transact(ctx context.Context, t Transaction) (Verdict, error) {
+	return c.TransactKeyed(ctx, t, "")
+}
+
+// TransactKeyed is Transact with an Idempotency-Key; empty: none.
+func (c *Client) TransactKeyed(ctx context.Context, t Transaction, key string) (Verdict, error) {
 	if t.Operations == nil {
 		t.Operations = []Operation{}
 	}
@@ -182,7 +189,8 @@ func (c *Client) Transact(ctx context.Context, t Transaction) (Verdict, error) {
 		t.RequiredLeases = []string{}
 	}
 	var out Verdict
-	err := c.call(ctx, http.MethodPost, "/api/v1/transaction", t, &out, http.StatusOK)
+	header, err := c.send(ctx, http.MethodPost, "/api/v1/transaction", key, t, &out, http.StatusOK)
+	out.Replayed = header.Get("Idempotency-Replayed") == "true"
 	return out, err
 }
 
@@ -363,41 +371,50 @@ func (c *Client) Depth(ctx context.Context, queue, group string) (pending, proce
 }
 
 func (c *Client) call(ctx context.Context, method, path string, body, out any, statuses ...int) error {
+	_, err := c.send(ctx, method, path, "", body, out, statuses...)
+	return err
+}
+
+// send is call with an Idempotency-Key (empty: none), and gives the answer's header.
+func (c *Client) send(ctx context.Context, method, path, key string, body, out any, statuses ...int) (http.Header, error) {
 	var r io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		r = bytes.NewReader(b)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, r)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
+		return resp.Header, fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	for _, s := range statuses {
 		if resp.StatusCode != s {
 			continue
 		}
 		if s == http.StatusNoContent {
-			return nil
+			return resp.Header, nil
 		}
 		if err := json.Unmarshal(b, out); err != nil {
-			return fmt.Errorf("%s %s: %w in %.300s", method, path, err, b)
+			return resp.Header, fmt.Errorf("%s %s: %w in %.300s", method, path, err, b)
 		}
-		return nil
+		return resp.Header, nil
 	}
-	return &StatusError{Call: method + " " + path, Status: resp.StatusCode, Body: string(b)}
+	return resp.Header, &StatusError{Call: method + " " + path, Status: resp.StatusCode, Body: string(b)}
 }
