@@ -198,6 +198,11 @@ func (m *Machine) putRow(key, value []byte, changed bool) error {
 		return m.loadSettled(s.loadCursor(qid, pid, gid), set, value)
 	case rowLetter:
 		return m.loadLetter(k.be64(), k.id(), k.err, value, changed)
+	case rowSwitches:
+		if err := k.end(); err != nil {
+			return err
+		}
+		return m.loadSwitches(value, changed)
 	case rowKV:
 		return m.loadKV(string(key[1:]), value, changed)
 	case rowTimer:
@@ -286,12 +291,14 @@ func (m *Machine) loadKV(key string, value []byte, changed bool) error {
 		if old != nil {
 			old.dead = true
 			m.s.kv.Delete(key)
+			m.s.countKey(key, -1)
 		}
 		return nil
 	}
 	if old == nil {
 		old = &kvRow{key: key, heapIdx: -1}
 		m.s.kv.Set(key, old)
+		m.s.countKey(key, 1)
 	}
 	if changed {
 		m.touchKV(old)

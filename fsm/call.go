@@ -389,6 +389,8 @@ type KV struct {
 	Ops []KVOp
 	// Failed is the index of the first lost required operation; -1: none.
 	Failed int
+	// Disabled: KV is turned off, nothing was done.
+	Disabled bool
 }
 
 // TimerOp is one timer operation, already valid in shape.
@@ -417,7 +419,11 @@ type TimerOp struct {
 }
 
 // Timers is a call of the timers route.
-type Timers struct{ Ops []TimerOp }
+type Timers struct {
+	Ops []TimerOp
+	// Disabled: scheduling is turned off, nothing was done. A result.
+	Disabled bool
+}
 
 // Position sets or forgets where a group reads a partition.
 type Position struct {

@@ -142,6 +142,7 @@ type rowWalk struct {
 func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 	if w.queues == nil {
 		w.queues = sortedIDs(s.queues)
+		fn(&s.switches)
 	}
 	for max > 0 {
 		switch w.stage {

@@ -145,6 +145,7 @@ func (m *Machine) checkCounts() {
 	if !invariants.Enabled || !m.derived {
 		return
 	}
+	m.s.checkSpaces()
 	for _, q := range m.s.queues {
 		if q.deleted || len(q.parts) > recountLimit {
 			continue

@@ -27,6 +27,7 @@ const (
 	RowKV        RowKind = rowKV
 	RowTimer     RowKind = rowTimer
 	RowOutcome   RowKind = rowOutcome
+	RowSwitches  RowKind = rowSwitches
 	RowStats     RowKind = rowStats
 	RowGroupMark RowKind = rowGroupMark
 )
@@ -34,7 +35,7 @@ const (
 var rowKindNames = map[RowKind]string{
 	RowMeta: "meta", RowQueue: "queue", RowPartition: "partition", RowGroup: "group", RowCursor: "cursor",
 	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer",
-	RowOutcome: "outcome", RowStats: "stats",
+	RowOutcome: "outcome", RowStats: "stats", RowSwitches: "switches",
 	RowGroupMark: "group-mark",
 }
 
@@ -94,7 +95,7 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 	r.Kind = RowKind(key[0])
 	k := rowReader{b: key[1:]}
 	switch r.Kind {
-	case RowMeta:
+	case RowMeta, RowSwitches:
 	case RowQueue:
 		r.queueID(&k)
 	case RowPartition:
@@ -217,6 +218,13 @@ func (r *RowInfo) decodeValue(value []byte) error {
 		return err
 	case RowCursor:
 		return r.decodeCursor(value)
+	case RowSwitches:
+		var s switches
+		err := s.decode(value)
+		r.add("kvOff", s.KVOff)
+		r.add("timersScheduleOff", s.ScheduleOff)
+		r.add("timersFireOff", s.FireOff)
+		return err
 	case RowSettled:
 		ranges, err := index.DecodeRanges(value)
 		r.add("ranges", ranges)

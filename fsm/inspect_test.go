@@ -31,17 +31,20 @@ func TestDecodeRow(t *testing.T) {
 		RowSettled:   {append(rowKey(nil, rowSettled, 3, 5, 4), 0, 0, 0, 0, 0, 0, 0, 0, 1), nil, "chunk", uint64(1)},
 		RowLetter:    {letterKey(nil, letter), letter.encode(nil), "value", uint64(11)},
 		RowKV:        {append([]byte{rowKV}, k.key...), k.encode(nil), "key", "key"},
+		RowSwitches:  {[]byte{rowSwitches}, []byte{switchKV | switchFire}, "timersFireOff", true},
 		RowTimer:     {append([]byte{rowTimer}, tm.key...), tm.encode(nil), "timerKey", "one"},
 		RowGroupMark: {mark.appendKey(nil), mark.encode(nil), "startFrom", int64(7)},
 	}
 	for kind := range rowKindNames {
-		r, ok := rows[kind]
+		_, ok := rows[kind]
 		if !ok && (kind == RowOutcome || kind == RowStats) {
 			continue // they have tests of their own
 		}
 		if !ok {
 			t.Fatalf("no row of kind %s", kind)
 		}
+	}
+	for kind, r := range rows {
 		if kind == RowSettled {
 			var set index.OffsetSet
 			set.Add(65536, 65540)

@@ -34,6 +34,9 @@ func (m *Machine) findKV(tenant, ns, key string) *kvRow {
 // planKV is a call of the key/value route: all its writes or, when a required
 // one is lost, none.
 func (m *Machine) planKV(tenant string, kv *KV) verdict {
+	if kv.Disabled = m.s.switches.KVOff; kv.Disabled {
+		return answered
+	}
 	kv.Failed = m.judgeKV(tenant, kv.Ops)
 	if kv.Failed >= 0 {
 		return answered
@@ -238,6 +241,7 @@ func (m *Machine) writeKV(key string, row *kvRow, value []byte, expires int64) *
 	if row == nil {
 		row = &kvRow{key: key, heapIdx: -1}
 		m.s.kv.Set(key, row)
+		m.s.countKey(key, 1)
 	}
 	row.value, row.updated = value, m.now
 	row.version = m.s.meta.kvVersion
@@ -279,6 +283,7 @@ func (m *Machine) deleteKV(row *kvRow) {
 	}
 	row.dead = true
 	m.s.kv.Delete(row.key)
+	m.s.countKey(row.key, -1)
 	m.remove(row)
 }
 

@@ -74,6 +74,9 @@ type LockHolder struct {
 // spread over several entries.
 type Locks struct {
 	Ops []LockOp
+	// Disabled: KV is turned off, nothing was done. Operations of a long call may
+	// have been before that.
+	Disabled bool
 
 	next int // how far it has come
 }
@@ -82,6 +85,9 @@ type Locks struct {
 const lockSlice = 2048
 
 func (m *Machine) planLocks(c *Call, l *Locks) verdict {
+	if l.Disabled = m.s.switches.KVOff; l.Disabled {
+		return answered
+	}
 	for budget := lockSlice; l.next < len(l.Ops); l.next++ {
 		if budget <= 0 && c.Key == nil { // a kept outcome is in the entry of all its effects
 			return unfinished
@@ -94,7 +100,7 @@ func (m *Machine) planLocks(c *Call, l *Locks) verdict {
 // committed reports whether the call wrote anything: one that only lost is judged
 // anew when it comes again.
 func (l *Locks) committed() bool {
-	return slices.ContainsFunc(l.Ops, func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind.Write() })
+	return !l.Disabled && slices.ContainsFunc(l.Ops, func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind.Write() })
 }
 
 func (m *Machine) planLock(tenant string, op *LockOp, budget *int) {

@@ -327,6 +327,8 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planReplay(c, b)
 	case *PurgeDeadLetters:
 		return m.planPurge(c.Tenant, b)
+	case *SetSwitches:
+		return m.planSwitches(b)
 	case *Read:
 		b.Do(m.s)
 		return answered
@@ -397,7 +399,7 @@ func (m *Machine) nextWake() int64 {
 	if len(m.deadlines) > 0 {
 		at(m.deadlines[0].pop.deadline)
 	}
-	if len(m.due) > 0 && !m.cfg.TimersOff {
+	if len(m.due) > 0 && !m.cfg.TimersOff && !m.s.switches.FireOff {
 		at(max(m.due[0].deliverAt, m.nextFire))
 	}
 	if len(m.expiries) > 0 {

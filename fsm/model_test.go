@@ -25,8 +25,9 @@ type model struct {
 	versions  map[int64]bool
 	highest   map[string]int64 // highest version of a key, also of deleted ones
 	aside     map[*Pop]int     // messages that a pop put aside, and the model too
-	sentAway  []*mWait         // pops whose group was removed: answered empty
-	problem   string           // the first difference that was found
+	off       Switches
+	sentAway  []*mWait // pops whose group was removed: answered empty
+	problem   string   // the first difference that was found
 	outcomes  map[string]*mOutcome
 	outcomeN  int
 	value     func(id uint64) []byte // of a value record

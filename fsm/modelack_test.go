@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -367,6 +368,12 @@ func (m *model) txn(tenant string, t *Txn) {
 }
 
 func (m *model) refusal(tenant string, t *Txn, judged []mJudged) string {
+	switch {
+	case m.off.KVOff && len(t.KV) > 0:
+		return "kv_disabled"
+	case m.off.ScheduleOff && slices.ContainsFunc(t.Timers, func(op TimerOp) bool { return !op.Cancel }):
+		return "timers_disabled"
+	}
 	for _, j := range judged {
 		if !j.ok {
 			return "rejected_ack"

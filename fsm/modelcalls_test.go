@@ -28,7 +28,9 @@ func (x *modelRun) next() *Call {
 }
 
 func (x *modelRun) body() (any, string) {
-	switch n := x.pick(79); {
+	switch n := x.pick(80); {
+	case n == 79:
+		return x.switches()
 	case n >= 71:
 		return x.groupCall()
 	case n >= 68:

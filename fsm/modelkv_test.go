@@ -284,7 +284,7 @@ func (m *model) timerOps(tenant string, ops []TimerOp) {
 // dueTimers are those to fire now, in due order.
 func (m *model) dueTimers() (due []*mTimer) {
 	for _, t := range m.timers {
-		if !t.flying && t.deliver <= m.now {
+		if !t.flying && t.deliver <= m.now && !m.off.FireOff {
 			due = append(due, t)
 		}
 	}
@@ -308,7 +308,9 @@ func (m *model) fire(list []*mTimer) {
 		if m.timers[key] != t {
 			continue
 		}
-		t.flying = false
+		if t.flying = false; m.off.FireOff {
+			continue
+		}
 		it := &PushItem{Queue: t.queue, Partition: t.part, ID: t.id, Packed: t.raw}
 		if t.hasTxn {
 			it.Txn = []byte(t.txn)

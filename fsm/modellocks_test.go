@@ -154,3 +154,37 @@ func (x *modelRun) lockCall() (any, string) {
 func lockOpText(op *LockOp) string {
 	return fmt.Sprintf("{%d %s#%d by %q token %d ttl %d limit %d}", op.Kind, op.Name, op.Slot, op.Owner, op.Token, op.TTL, op.Limit)
 }
+
+// Switches.
+
+func (m *model) setSwitches(s *SetSwitches) {
+	for _, f := range []struct {
+		on  *bool
+		off *bool
+	}{{s.KV, &m.off.KVOff}, {s.Schedule, &m.off.ScheduleOff}, {s.Fire, &m.off.FireOff}} {
+		if f.on != nil {
+			*f.off = !*f.on
+		}
+	}
+	m.expect("switches", s.Result, m.off)
+}
+
+// switches turns something on, or off for a while.
+func (x *modelRun) switches() (any, string) {
+	s := &SetSwitches{}
+	for _, on := range []**bool{&s.KV, &s.Schedule, &s.Fire} {
+		if x.oneIn(2) {
+			v := !x.oneIn(3)
+			*on = &v
+		}
+	}
+	text := "switches"
+	for _, on := range []*bool{s.KV, s.Schedule, s.Fire} {
+		if on == nil {
+			text += " -"
+		} else {
+			text += fmt.Sprint(" ", *on)
+		}
+	}
+	return s, text
+}

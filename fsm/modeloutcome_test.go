@@ -118,9 +118,12 @@ func committedHere(c *Call) bool {
 	case *Txn:
 		return b.Reason == ""
 	case *KV:
-		return b.Failed < 0
-	case *Locks: // one that only lost wrote nothing
-		return slices.ContainsFunc(b.Ops, func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind.Write() })
+		return b.Failed < 0 && !b.Disabled
+	case *Locks:
+		wrote := func(op LockOp) bool { return op.Result.Won && !op.Result.Already && op.Kind != LockGet }
+		return !b.Disabled && slices.ContainsFunc(b.Ops, wrote)
+	case *Timers:
+		return !b.Disabled
 	}
 	return true
 }

@@ -328,7 +328,7 @@ func (m *model) nextEvent() int64 {
 		}
 	}
 	for _, t := range m.timers {
-		if !t.flying {
+		if !t.flying && !m.off.FireOff {
 			at(t.deliver)
 		}
 	}

@@ -346,14 +346,24 @@ func (x *modelRun) apply(c *Call) {
 		m.extend(c.Tenant, b)
 	case *Txn:
 		m.txn(c.Tenant, b)
+	case *SetSwitches:
+		m.setSwitches(b)
 	case *KV:
+		if m.expect("a kv call is turned off", b.Disabled, m.off.KVOff); m.off.KVOff {
+			return
+		}
 		i := m.kvCall(c.Tenant, b.Ops, true)
 		m.expect("index of the lost gate of a kv call", b.Failed, i)
 		m.kvCall(c.Tenant, b.Ops, false)
 	case *Locks:
-		m.locks(c.Tenant, b)
+		if m.expect("a call of locks is turned off", b.Disabled, m.off.KVOff); !m.off.KVOff {
+			m.locks(c.Tenant, b)
+		}
 	case *Timers:
-		m.timerOps(c.Tenant, b.Ops)
+		off := m.off.ScheduleOff && slices.ContainsFunc(b.Ops, func(op TimerOp) bool { return !op.Cancel })
+		if m.expect("a call of timers is turned off", b.Disabled, off); !off {
+			m.timerOps(c.Tenant, b.Ops)
+		}
 	case *Configure:
 		m.configure(c.Tenant, b)
 	case *DeleteQueue:
@@ -465,6 +475,7 @@ func (x *modelRun) compare() {
 	m.expect("dead letters", x.liveLetters(), len(m.letters))
 	x.compareKV()
 	m.expect("timers", s.timers.Len(), len(m.timers))
+	m.expect("what is turned off", s.Switches(), m.off)
 	for _, t := range m.timers {
 		i, ok := s.Timer(t.tenant, t.queue, t.key)
 		if !ok {

@@ -231,8 +231,8 @@ func (a *Ack) committed() bool {
 }
 
 func (t *Txn) committed() bool    { return t.Reason == "" && !t.DryRun }
-func (kv *KV) committed() bool    { return kv.Failed < 0 }
-func (t *Timers) committed() bool { return true }
+func (kv *KV) committed() bool    { return kv.Failed < 0 && !kv.Disabled }
+func (t *Timers) committed() bool { return !t.Disabled }
 
 // planKeyed answers a call whose key is known. decided false: it is to be planned.
 func (m *Machine) planKeyed(c *Call) (v verdict, decided bool) {

@@ -24,6 +24,8 @@ func filled(t fataler) *rig {
 	}})
 	run(r, &Pop{Queue: "a", Group: "g", Batch: 1, Partitions: 1, LeaseID: leaseID("M"), Worker: "w"})
 	run(r, &KV{Ops: []KVOp{{Kind: KVPut, NS: "n", Key: "k", Value: []byte("1"), TTL: 10}}})
+	off := false
+	run(r, &SetSwitches{Fire: &off})
 	it := r.item("a", "p", "fired", []byte("x"))
 	run(r, &Timers{Ops: []TimerOp{{Queue: "a", Partition: "p", Key: "k", DelayMs: 1e6, Txn: it.Txn, MessageID: it.ID, Message: it.Packed}}})
 	return r
@@ -50,14 +52,15 @@ func TestDigestSeesEveryKindOfRow(t *testing.T) {
 				l.retries++
 			}
 		},
-		rowKV:    func(s *State) { s.kv.Scan(func(_ string, k *kvRow) bool { k.updated++; return true }) },
-		rowTimer: func(s *State) { s.timers.Scan(func(_ string, w *timer) bool { w.attempts++; return true }) },
+		rowKV:       func(s *State) { s.kv.Scan(func(_ string, k *kvRow) bool { k.updated++; return true }) },
+		rowSwitches: func(s *State) { s.switches.KVOff = true },
+		rowTimer:    func(s *State) { s.timers.Scan(func(_ string, w *timer) bool { w.attempts++; return true }) },
 	}
 	kinds := map[byte]bool{}
 	for key := range allRows(filled(t).m) {
 		kinds[key[0]] = true
 	}
-	for kind := byte(rowMeta); kind <= rowTimer; kind++ {
+	for kind := range changes {
 		if !kinds[kind] {
 			t.Errorf("the state has no row of kind %d", kind)
 		}

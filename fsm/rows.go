@@ -25,6 +25,7 @@ import (
 //	8     tenant (36), namespace, NUL, key                 key/value row
 //	9     tenant (36), u16 length, queue name, timer key   timer
 //	11    value id                                         outcome of a keyed call
+//	12    -                                                switches that are off; no row: none is
 //	13    queue, width (0..4), u32 first minute            statistics of a queue in a bucket of time; queue 0 is followed
 //	                                                       by a tenant (36), whose queues together it counts
 //	14    queue, group                                     marks of a group: paused, moved by a seek, removed
@@ -42,6 +43,7 @@ const (
 	rowKV        = 8
 	rowTimer     = 9
 	rowOutcome   = 11
+	rowSwitches  = 12
 	rowStats     = 13
 	rowGroupMark = 14
 )

@@ -30,6 +30,8 @@ type State struct {
 	partitions map[uint64]*partition
 	groups     map[uint64]*group
 	kv         btree.Map[string, *kvRow]
+	kvSpaces   btree.Map[string, *kvSpace] // by tenant + namespace; counted at apply
+	switches   switches
 	timers     btree.Map[string, *timer]
 	letters    map[[16]byte]*deadLetter
 	// letterOrder holds the same by tenant and id, which is by time.

@@ -10,6 +10,9 @@ import (
 )
 
 func (m *Machine) planTimers(c *Call, t *Timers) verdict {
+	if t.Disabled = m.s.switches.ScheduleOff && schedules(t.Ops); t.Disabled {
+		return answered
+	}
 	if !m.misfitTimers(c, t.Ops) {
 		m.emitTimers(c.Tenant, t.Ops)
 	}
@@ -124,7 +127,7 @@ type fire struct {
 // fireTimers appends the messages of due timers through the push path, in due
 // order. Those whose payload is a value are read first.
 func (m *Machine) fireTimers() {
-	if m.cfg.TimersOff || len(m.due) == 0 || m.due[0].deliverAt > m.now || m.now < m.nextFire {
+	if m.cfg.TimersOff || m.s.switches.FireOff || len(m.due) == 0 || m.due[0].deliverAt > m.now || m.now < m.nextFire {
 		return
 	}
 	m.nextFire = m.now + m.cfg.TimerTick
@@ -144,6 +147,15 @@ func (m *Machine) fireTimers() {
 // meanwhile is dead. Nothing is fired before every look-up of the pass is made:
 // the timers of one partition enter in due order.
 func (m *Machine) planFire(c *Call, f *fire) verdict {
+	if m.s.switches.FireOff { // turned off while its look-ups were made
+		for _, t := range f.timers {
+			if !t.dead {
+				t.firing = false
+				heap.Push(&m.due, t)
+			}
+		}
+		return answered
+	}
 	lookup := false
 	for _, t := range f.timers {
 		if !t.dead {

@@ -10,6 +10,8 @@ const (
 	ReasonQueueNotFound  = "queue_not_found"
 	ReasonKVPrecondition = "kv_precondition"
 	ReasonUnavailable    = "unavailable"
+	ReasonKVDisabled     = "kv_disabled"
+	ReasonTimersDisabled = "timers_disabled"
 	ReasonBadRequest     = "bad_request"
 )
 
@@ -21,6 +23,9 @@ func (m *Machine) planTxn(c *Call, t *Txn) verdict {
 		return m.planNext(c, t.Next)
 	}
 	t.Reason, t.Error, t.KVFailed = "", "", -1
+	if m.refuseSwitched(t) {
+		return answered
+	}
 	acks := m.newAckPlan(t.Acks)
 	lookup := false
 	for i := range t.Acks {
