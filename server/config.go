@@ -34,8 +34,11 @@ type Config struct {
 
 	Limits  Limits
 	Tenancy bool // read x-queen-tenant
-	Metrics bool // measure calls; /metrics/prometheus answers either way
-	Pprof   bool // serve /debug/pprof
+	// RequireGrant: KV, locks and the scheduling of timers are for tenants with a
+	// grant. Nothing gives one yet, so it turns them off for all of this node.
+	RequireGrant bool
+	Metrics      bool // measure calls; /metrics/prometheus answers either way
+	Pprof        bool // serve /debug/pprof
 
 	// Spans records the phases of every call; nil: nothing does. Close leaves it
 	// open.
@@ -81,7 +84,8 @@ type Limits struct {
 	// Calls per second and tenant, and the burst above them; 0 is no bound.
 	KVReadRate, KVReadBurst   float64
 	KVWriteRate, KVWriteBurst float64
-	KVTenants                 int // tenants whose rates are tracked; 10,000
+	KVCellRate                float64 // of all tenants together; its burst is one second's
+	KVTenants                 int     // tenants whose rates are tracked; 10,000
 
 	TimerHorizon      time.Duration // longest delay on the timers route; 90 days
 	TimerPayloadBytes int           // decoded payload on the timers route; 1 MiB

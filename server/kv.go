@@ -103,7 +103,7 @@ func spendsWrite(ops []fsm.KVOp) bool {
 // answered and the work is gone.
 func (s *Server) runKV(x *exchange, w *work, tenant string) bool {
 	w.kv.Failed = -1
-	if !x.spendRate(tenant, spendsWrite(w.kv.Ops)) {
+	if !x.granted() || !x.spendRate(tenant, spendsWrite(w.kv.Ops)) {
 		s.putWork(w)
 		return false
 	}
@@ -118,6 +118,11 @@ func (s *Server) runKV(x *exchange, w *work, tenant string) bool {
 		return false
 	}
 	if s.answerKnown(x, w) {
+		return false
+	}
+	if w.kv.Disabled {
+		s.putWork(w)
+		x.kvDisabled()
 		return false
 	}
 	s.metrics.kvOps.Add(int64(len(w.kv.Ops)))

@@ -65,6 +65,7 @@ func (s *Server) limits() (list []limit) {
 	add("kvKeysPerCall", "QUEEN_KV_MAX_KEYS_PER_CALL", int64(l.KVKeys))
 	add("kvReadsPerSecond", "QUEEN_KV_READ_RATE", int64(l.KVReadRate))
 	add("kvReadBurst", "QUEEN_KV_READ_BURST", int64(l.KVReadBurst))
+	add("kvCallsPerSecond", "QUEEN_KV_CELL_RATE", int64(l.KVCellRate))
 	add("kvWritesPerSecond", "QUEEN_KV_WRITE_RATE", int64(l.KVWriteRate))
 	add("kvWriteBurst", "QUEEN_KV_WRITE_BURST", int64(l.KVWriteBurst))
 	add("timerHorizonSeconds", "QUEEN_TIMERS_MAX_HORIZON_S", int64(l.TimerHorizon.Seconds()))

@@ -19,6 +19,10 @@ func (s *Server) serveLocks(x *exchange) {
 		x.failReason(http.StatusBadRequest, "locks_bad_request", p.reason, p.detail)
 		return
 	}
+	if !x.granted() || x.keyed() && !x.takeKey(w, fsm.OutcomeLocks, lockParts(w.locks.Ops), w.appendLocks) {
+		s.putWork(w)
+		return
+	}
 	writes, grows := false, false
 	for i := range w.locks.Ops {
 		kind := w.locks.Ops[i].Kind
@@ -35,19 +39,34 @@ func (s *Server) serveLocks(x *exchange) {
 		x.undecided(err)
 		return
 	}
+	switch {
+	case s.answerKnown(x, w):
+		return
+	case w.locks.Disabled:
+		s.putWork(w)
+		x.kvDisabled()
+		return
+	case w.call.Key != nil && w.keyed.Kept:
+		x.out = append(x.out[:0], w.keyed.Body...)
+	default:
+		x.out = w.appendLocks(x.out[:0])
+	}
 	s.metrics.lockOps.Add(int64(len(w.locks.Ops)))
-	x.out = appendLockResults(x.out[:0], w.locks.Ops)
 	s.putWork(w)
 	_ = x.answer(http.StatusOK)
 }
 
-func appendLockResults(dst []byte, ops []fsm.LockOp) []byte {
+// lockParts is how many bounded parts the answer can have: an operation that
+// loses, or only reads, lists the holders.
+func lockParts(ops []fsm.LockOp) int { return len(ops) * (1 + fsm.MaxLockHolders) }
+
+func (w *work) appendLocks(dst []byte) []byte {
 	dst = append(dst, `{"results":[`...)
-	for i := range ops {
+	for i := range w.locks.Ops {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendLockResult(dst, i, &ops[i])
+		dst = appendLockResult(dst, i, &w.locks.Ops[i])
 	}
 	return append(dst, ']', '}')
 }

@@ -14,6 +14,7 @@ type rates struct {
 	mu struct {
 		sync.Mutex
 		tenants map[string]*[2]bucket // read, write
+		cell    bucket                // all tenants
 	}
 }
 
@@ -41,28 +42,54 @@ func (r *rates) spend(tenant string, write bool) (verdict int, wait time.Duratio
 	if write {
 		rate, burst, i = r.limits.KVWriteRate, r.limits.KVWriteBurst, 1
 	}
-	if rate <= 0 {
+	cell := r.limits.KVCellRate
+	if rate <= 0 && cell <= 0 {
 		return rateOK, 0
 	}
 	now := r.clock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pair := r.mu.tenants[tenant]
-	if pair == nil {
-		if len(r.mu.tenants) >= r.limits.KVTenants {
-			return rateTooManyTenants, 0
+	var own *bucket
+	if rate > 0 {
+		pair := r.mu.tenants[tenant]
+		if pair == nil {
+			if len(r.mu.tenants) >= r.limits.KVTenants {
+				return rateTooManyTenants, 0
+			}
+			pair = &[2]bucket{{r.limits.KVReadBurst, now}, {r.limits.KVWriteBurst, now}}
+			r.mu.tenants[tenant] = pair
 		}
-		pair = &[2]bucket{{r.limits.KVReadBurst, now}, {r.limits.KVWriteBurst, now}}
-		r.mu.tenants[tenant] = pair
+		own = &pair[i]
+		wait = own.refill(now, rate, burst)
 	}
-	b := &pair[i]
-	b.tokens = min(max(burst, 1), b.tokens+now.Sub(b.last).Seconds()*rate)
+	if cell > 0 {
+		wait = max(wait, r.mu.cell.refill(now, cell, cell))
+	}
+	if wait > 0 { // of two buckets none is spent
+		return rateOver, wait
+	}
+	if own != nil {
+		own.tokens--
+	}
+	if cell > 0 {
+		r.mu.cell.tokens--
+	}
+	return rateOK, 0
+}
+
+// refill brings a bucket up to now, and tells how long it takes until it has a
+// token; 0: it has one.
+func (b *bucket) refill(now time.Time, rate, burst float64) time.Duration {
+	burst = max(burst, 1)
+	if b.last.IsZero() {
+		b.tokens, b.last = burst, now
+	}
+	b.tokens = min(burst, b.tokens+now.Sub(b.last).Seconds()*rate)
 	b.last = now
 	if b.tokens >= 1 {
-		b.tokens--
-		return rateOK, 0
+		return 0
 	}
-	return rateOver, time.Duration((1 - b.tokens) / rate * float64(time.Second))
+	return max(time.Duration((1-b.tokens)/rate*float64(time.Second)), 1)
 }
 
 // spendRate takes a token for a call; when there is none it answers 429 and
@@ -79,7 +106,7 @@ func (x *exchange) spendRate(tenant string, write bool) bool {
 			x.s.metrics.kvReadRefused.Add(1)
 		}
 		x.retryAfter(1 + int(wait/time.Second))
-		x.failReason(http.StatusTooManyRequests, "rate_limited", "", "the tenant's rate of KV calls is spent")
+		x.failReason(http.StatusTooManyRequests, "rate_limited", "", "the rate of KV calls of the tenant, or of the node, is spent")
 	default:
 		x.retryAfter(1)
 		x.failReason(http.StatusServiceUnavailable, "kv_unavailable", "kv_unavailable", "too many tenants on this node")

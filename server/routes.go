@@ -31,6 +31,10 @@ var routes = []route{
 	{method: "PUT", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVPut},
 	{method: "DELETE", path: "/api/v1/kv/:ns/*key", level: readWrite, family: kvFamily, handle: (*Server).serveKVDelete},
 
+	{method: "GET", path: "/api/v1/resources/kv/namespaces", level: readOnly, family: kvFamily, handle: (*Server).serveKVNamespaces},
+	{method: "POST", path: "/api/v1/resources/kv/list", level: readOnly, family: kvFamily, handle: (*Server).serveKVList},
+	{method: "GET", path: "/api/v1/system/kv-timers", level: admin, handle: (*Server).serveKVTimers},
+	{method: "POST", path: "/api/v1/system/kv-timers", level: admin, handle: (*Server).serveSetKVTimers},
 	{method: "POST", path: "/api/v1/locks", level: readWrite, family: kvFamily, handle: (*Server).serveLocks},
 
 	{method: "POST", path: "/api/v1/timers", level: writeOnly, family: timersFamily, handle: (*Server).serveTimers},

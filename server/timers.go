@@ -32,7 +32,7 @@ func (s *Server) serveTimers(x *exchange) {
 		s.putWork(w)
 		return
 	}
-	if !x.spendRate(x.tenant, true) {
+	if schedules(w.timers.Ops) && !x.granted() || !x.spendRate(x.tenant, true) {
 		s.putWork(w)
 		return
 	}
@@ -47,6 +47,11 @@ func (s *Server) serveTimers(x *exchange) {
 		return
 	}
 	if s.answerKnown(x, w) {
+		return
+	}
+	if w.timers.Disabled {
+		s.putWork(w)
+		x.timersDisabled()
 		return
 	}
 	if w.call.Key != nil && w.keyed.Kept {

@@ -24,6 +24,11 @@ func (s *Server) serveTransaction(x *exchange) {
 		s.refuseTxn(x, p)
 		return
 	}
+	if s.cfg.RequireGrant && (len(w.txn.KV) > 0 || schedules(w.txn.Timers)) {
+		s.putWork(w)
+		s.refuseTxn(x, refuse(http.StatusForbidden, "feature_gated", noGrant))
+		return
+	}
 	if txnGrows(&w.txn) && x.storageFull() {
 		s.putWork(w)
 		return
@@ -50,8 +55,12 @@ func (s *Server) serveTransaction(x *exchange) {
 	if s.answerKnown(x, w) {
 		return
 	}
+	status := http.StatusOK
 	if w.txn.Reason != "" {
 		x.out = s.appendRollback(x.out[:0], w)
+		if switchedOff(w.txn.Reason) {
+			status = http.StatusForbidden
+		}
 	} else {
 		if w.call.Key != nil {
 			x.out = append(x.out[:0], w.keyed.Body...)
@@ -65,7 +74,7 @@ func (s *Server) serveTransaction(x *exchange) {
 		}
 	}
 	s.putWork(w)
-	_ = x.answer(http.StatusOK)
+	_ = x.answer(status)
 }
 
 // countTxn counts what a transaction has done.

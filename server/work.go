@@ -125,7 +125,7 @@ func (w *work) reset() {
 	}
 	w.kv = fsm.KV{Ops: cleared(w.kv.Ops)}
 	w.locks = fsm.Locks{Ops: cleared(w.locks.Ops)}
-	w.timers.Ops = cleared(w.timers.Ops)
+	w.timers = fsm.Timers{Ops: cleared(w.timers.Ops)}
 	w.order, w.leases, w.required, w.echoes = w.order[:0], cleared(w.leases), cleared(w.required), cleared(w.echoes)
 }
 

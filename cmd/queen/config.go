@@ -189,6 +189,8 @@ func serverConfig(v *values, log *slog.Logger) server.Config {
 		ZstdLevel: int(v.count("QUEEN_RAFT_QLOG_ZSTD_LEVEL")),
 	}
 	c.Limits.KVReadRate = rate(v, "QUEEN_KV_READ_RATE", 200)
+	c.Limits.KVCellRate = rate(v, "QUEEN_KV_CELL_RATE", 2000)
+	c.RequireGrant = v.flag("QUEEN_KV_REQUIRE_GRANT")
 	c.Limits.KVWriteRate = rate(v, "QUEEN_KV_WRITE_RATE", 100)
 	return c
 }

@@ -119,6 +119,20 @@ func TestRatesNeedTenancyOrASetting(t *testing.T) {
 	if r := rateOf("QUEEN_KV_WRITE_RATE=7"); r != 7 {
 		t.Errorf("given: %v", r)
 	}
+	for want, env := range map[float64][]string{
+		0:    nil,
+		2000: {"QUEEN_TENANCY_HEADER=1", "QUEEN_KV_TRUSTED_PROXY=1"},
+		9:    {"QUEEN_KV_CELL_RATE=9"},
+	} {
+		v, err := parse(env)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := build(v, slog.New(slog.DiscardHandler))
+		if err != nil || c.server.Limits.KVCellRate != want || c.server.RequireGrant {
+			t.Errorf("%v: rate of the node %v, %v; want %v", env, c.server.Limits.KVCellRate, err, want)
+		}
+	}
 }
 
 func TestPrintMasksSecretsAndNamesWhatIsIdle(t *testing.T) {

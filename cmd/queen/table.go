@@ -143,8 +143,8 @@ var settings = []setting{
 	{area: "kv", name: "QUEEN_KV_MAX_TENANTS", kind: count, def: "10000", least: 1, help: "tenants whose rates are tracked"},
 	{area: "kv", name: "QUEEN_RAFT_KV_SWEEP_MS", kind: count, def: "1000", least: 1, help: "time between two sweeps of expired keys"},
 	{area: "kv", name: "QUEEN_RAFT_KV_SWEEP_LIMIT", kind: count, def: "512", least: 1, help: "keys of one sweep"},
-	{area: "kv", name: "QUEEN_KV_CELL_RATE", effect: idle},
-	{area: "kv", name: "QUEEN_KV_REQUIRE_GRANT", effect: idle},
+	{area: "kv", name: "QUEEN_KV_CELL_RATE", kind: count, help: "calls a second of all tenants of this node; 0 is no bound; 2000 with tenancy"},
+	{area: "kv", name: "QUEEN_KV_REQUIRE_GRANT", kind: flag, def: "false", help: "serve KV, locks and new timers only to tenants with a grant; nothing gives one yet, so to none"},
 
 	{area: "timers", name: "QUEEN_TIMERS_MAX_HORIZON_S", kind: count, def: "7776000", least: 1, help: "longest delay on the timers route"},
 	{area: "timers", name: "QUEEN_TIMERS_MAX_PAYLOAD_BYTES", kind: count, def: "1048576", least: 1, help: "largest decoded payload on the timers route"},

@@ -104,7 +104,7 @@ func (b *Broker) open(env map[string]string) error {
 	}
 	srv, err := server.New(server.Config{
 		Engine: engine, Clock: b.clock.now, Rand: rand.NewChaCha8([32]byte{b.starts}), Limits: s.limits, ZstdLevel: 1,
-		Usage: s.usage(), Metrics: true, Tenancy: s.tenancy, Key: s.key, Tokens: verifier, Logger: b.log,
+		Usage: s.usage(), Metrics: true, Tenancy: s.tenancy, RequireGrant: s.grants, Key: s.key, Tokens: verifier, Logger: b.log,
 	})
 	if err != nil {
 		return errors.Join(err, engine.Stop(context.Background()))

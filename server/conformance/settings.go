@@ -18,6 +18,7 @@ type settings struct {
 	planner fsm.Config
 	disk    uint64 // percent of the disk that is used; 0: not measured
 	tenancy bool
+	grants  bool // KV and timers need a grant
 	key     *envelope.Key
 	secret  string // of tokens; empty: they are not checked
 }
@@ -78,6 +79,12 @@ func (s *settings) apply(name, text string) error {
 		l.KVOps = n
 	case "QUEEN_KV_MAX_KEYS_PER_CALL":
 		l.KVKeys = n
+	case "QUEEN_RAFT_KV_SWEEP_MS":
+		p.KVSweepEvery = int64(n) * 1000
+	case "QUEEN_KV_REQUIRE_GRANT":
+		s.grants = n == 1
+	case "QUEEN_KV_CELL_RATE":
+		l.KVCellRate = float64(n)
 	case "QUEEN_KV_WRITE_RATE":
 		l.KVWriteRate = float64(n)
 	case "QUEEN_KV_WRITE_BURST":
