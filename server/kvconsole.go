@@ -28,6 +28,7 @@ func (s *Server) serveKVNamespaces(x *exchange) {
 	out := append(x.out[:0], `{"namespaces":[`...)
 	for more := true; more; {
 		var list []fsm.KVSpace
+		more = false
 		if !s.read(x, func(st *fsm.State) {
 			off = st.Switches().KVOff
 			list, more = st.KVSpaces(tenant, after)
@@ -69,6 +70,7 @@ func (s *Server) serveKVList(x *exchange) {
 	}
 	tenant, off := x.tenant, false
 	for !page.Done && !off {
+		page.Done = true // unless there is more to look at
 		if !s.read(x, func(st *fsm.State) {
 			if off = st.Switches().KVOff; !off {
 				st.ReadKVPage(tenant, &page)
