@@ -21,7 +21,7 @@ func TestUnknownRoutes(t *testing.T) {
 	for _, c := range []struct{ method, path string }{
 		{"GET", "/api/v1/nothing"}, {"GET", "/api/v1/push"}, {"POST", "/api/v1/push/"}, {"PUT", "/api/v1/transaction"},
 		{"GET", "/streams/v1/x"}, {"GET", "/"}, {"GET", "/health/"}, {"DELETE", "/api/v1/ack"}, {"GET", "/api/v1/system/maintenance"},
-		{"PATCH", "/api/v1/kv/a/b"}, {"POST", "/api/v1/locks"}, {"GET", "/debug/pprof/"}, {"GET", "/API/V1/pop"},
+		{"PATCH", "/api/v1/kv/a/b"}, {"POST", "/api/v1/semaphores"}, {"GET", "/debug/pprof/"}, {"GET", "/API/V1/pop"},
 	} {
 		rec := ask(s, c.method, c.path, "")
 		expect(t, rec, http.StatusNotFound, `"code":"no_such_route"`)
