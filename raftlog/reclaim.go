@@ -225,10 +225,13 @@ func (r *reclaimer) pass(snap *index.RowsSnapshot, keep uint64) error {
 // judgeLog finds what can be done about a log, does what needs no footer, and releases the files of the rest.
 func (r *reclaimer) judgeLog(j *judge, q *QueueLog) error {
 	held, removing := r.held(q)
+	q.busy.Lock()
+	deleted := r.ofDeleted(j, q)
+	q.busy.Unlock()
 	switch {
 	case removing:
 		return nil
-	case r.ofDeleted(j, q):
+	case deleted:
 		_, _, all := q.size()
 		jb := job{q: q, kind: jobLog, sizes: all}
 		q.release(jb)
@@ -260,7 +263,8 @@ func (r *reclaimer) held(q *QueueLog) (seqs []uint64, removing bool) {
 	return seqs, removing
 }
 
-// ofDeleted reports whether a log is that of a queue that is no more, and no boot replays anything of it.
+// ofDeleted reports whether a log is that of a queue that is no more, and no boot replays anything of it. The caller holds
+// q.busy.
 func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
 	if q.ID == SystemLog || r.store.opt.Layout.Shards > 0 || j.kept.Queue(q.ID) {
 		return false
@@ -273,9 +277,8 @@ func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
 }
 
 // names reports whether rows name a value that is in the log.
+// The caller holds q.busy.
 func (j *judge) names(q *QueueLog) (named bool) {
-	q.busy.Lock()
-	defer q.busy.Unlock()
 	err := q.Index.Walk(func(index.AppendRef) {}, func(id, _ uint64, _ int64) { named = named || j.kept.Value(id) })
 	return named || err != nil // what cannot be read is not removed
 }
