@@ -213,6 +213,8 @@ func (m *Machine) putRow(key, value []byte, changed bool) error {
 		return m.loadStats(key, value, changed)
 	case rowGroupMark:
 		return m.loadMark(k.be64(), k.be64(), k.end(), value, changed)
+	case rowRedrive:
+		return m.loadRedrive(string(key[1:]), value, changed)
 	default:
 		return fmt.Errorf("row of unknown kind %d: it was written by a newer build", key[0])
 	}

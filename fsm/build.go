@@ -48,6 +48,7 @@ func (m *Machine) build() {
 		return true
 	})
 	s.outcomes.build()
+	m.buildRedrives()
 	m.derived = true
 }
 
@@ -118,6 +119,8 @@ func (m *Machine) buildQueue(q *queue) {
 			m.refresh(c)
 		}
 	}
+	q.recency.build(q.parts)
+	q.names = nil
 	q.letters.Scan(func(_ string, l *deadLetter) bool {
 		s.letterOrder.Set(l.orderKey(), l)
 		if p := s.partitions[l.partitionID]; p != nil {

@@ -17,6 +17,7 @@ type Call struct {
 	Tenant string // 36 bytes, lower case
 	// Body is one of *Push, *Pop, *Ack, *Extend, *Txn, *KV, *Locks, *Timers,
 	// *Configure, *DeleteQueue, *ReplayDeadLetter, *PurgeDeadLetters,
+	// *Redrive, *CancelRedrive, *DeleteLetters, *Locate, *Watch,
 	// *HandBack, *Delivered, *ReleaseParked, *Read, *Seek, *DeleteGroup,
 	// *PauseGroup, *Subscribe, *ReleaseWorker.
 	Body any

@@ -150,7 +150,7 @@ func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 			if !s.walkQueues(w, &max, fn) {
 				w.stage = 1
 			}
-		case 1, 2:
+		case 1, 2, 3:
 			var last string
 			n := 0
 			visit := func(key string, o rowObject) bool {
@@ -162,10 +162,13 @@ func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 				n++
 				return n < max
 			}
-			if w.stage == 1 {
+			switch w.stage {
+			case 1:
 				s.kv.Ascend(w.key, func(key string, k *kvRow) bool { return visit(key, k) })
-			} else {
+			case 2:
 				s.timers.Ascend(w.key, func(key string, t *timer) bool { return visit(key, t) })
+			case 3:
+				s.redrives.Ascend(w.key, func(key string, j *redriveJob) bool { return visit(key, j) })
 			}
 			if n < max {
 				w.stage++
@@ -174,19 +177,19 @@ func (s *State) walk(w *rowWalk, max int, fn func(rowObject)) bool {
 				w.key, w.begun = last, true
 			}
 			max -= n
-		case 3:
-			if !s.outcomes.walk(w, &max, fn) {
-				w.stage = 4
-			}
 		case 4:
-			if s.walkTotals(w, &max, fn) {
+			if !s.outcomes.walk(w, &max, fn) {
 				w.stage = 5
+			}
+		case 5:
+			if s.walkTotals(w, &max, fn) {
+				w.stage = 6
 			}
 		default:
 			return true
 		}
 	}
-	return w.stage > 4
+	return w.stage > 5
 }
 
 // walkQueues visits queues with their groups and letters, then their

@@ -26,6 +26,7 @@ const (
 	RowLetter    RowKind = rowLetter
 	RowKV        RowKind = rowKV
 	RowTimer     RowKind = rowTimer
+	RowRedrive   RowKind = rowRedrive
 	RowOutcome   RowKind = rowOutcome
 	RowSwitches  RowKind = rowSwitches
 	RowStats     RowKind = rowStats
@@ -34,7 +35,7 @@ const (
 
 var rowKindNames = map[RowKind]string{
 	RowMeta: "meta", RowQueue: "queue", RowPartition: "partition", RowGroup: "group", RowCursor: "cursor",
-	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer",
+	RowSettled: "settled", RowLetter: "letter", RowKV: "kv", RowTimer: "timer", RowRedrive: "redrive",
 	RowOutcome: "outcome", RowStats: "stats", RowSwitches: "switches",
 	RowGroupMark: "group-mark",
 }
@@ -121,6 +122,8 @@ func DecodeRow(key, value []byte) (RowInfo, error) {
 		return r, r.decodeKV(key[1:], value)
 	case RowTimer:
 		return r, r.decodeTimer(string(key[1:]), value)
+	case RowRedrive:
+		return r, r.decodeRedrive(string(key[1:]), value)
 	case RowOutcome:
 		r.add("id", k.be64())
 	case RowStats:
@@ -350,6 +353,31 @@ func (r *RowInfo) decodeStats(key, value []byte) error {
 	err = t.decode(value)
 	for i := range TallyFields {
 		r.add(TallyFields[i].Name, TallyFields[i].Get(&t))
+	}
+	return err
+}
+
+func (r *RowInfo) decodeRedrive(key string, value []byte) error {
+	if len(key) != tenantLength+16 {
+		return errShortRow
+	}
+	r.add("tenant", key[:tenantLength])
+	r.add("id", textOfID([16]byte([]byte(key[tenantLength:]))))
+	if value == nil {
+		return nil
+	}
+	var j redriveJob
+	err := j.decode(value)
+	r.Queue = j.queueID
+	state := "unknown"
+	if int(j.state) < len(redriveStates) {
+		state = redriveStates[j.state]
+	}
+	for _, f := range []RowField{{"queueId", j.queueID}, {"queue", j.queue}, {"state", state}, {"anyGroup", j.filter.anyGroup}, {"group", j.filter.group},
+		{"errorContains", j.filter.contains}, {"from", j.filter.from}, {"to", j.filter.to}, {"toQueue", j.toQueue}, {"toPartition", j.toPartition},
+		{"limit", j.limit}, {"rate", j.rate}, {"created", j.created}, {"ended", j.ended}, {"total", j.total}, {"moved", j.moved},
+		{"duplicates", j.duplicates}, {"failed", j.failed}, {"next", j.next}, {"after", textOfID(j.after)}, {"last", textOfID(j.last)}} {
+		r.add(f.Name, f.Value)
 	}
 	return err
 }

@@ -18,6 +18,7 @@ func TestDecodeRow(t *testing.T) {
 	k := &kvRow{key: kvKey(q.tenant, "ns", "key"), value: []byte(`{"a":1}`), version: 12}
 	mark := &groupMark{g: g, paused: true, rule: &startRule{mode: SubscribeFrom, from: 7, partition: 6, moved: true}}
 	tm := &timer{key: timerKey(q.tenant, "orders", "one"), value: 13, size: 20}
+	job := &redriveJob{tenant: q.tenant, queueID: 3, queue: "orders", filter: letterFilter{contains: "smtp"}}
 	rows := map[RowKind]struct {
 		key, value []byte
 		field      string
@@ -34,6 +35,7 @@ func TestDecodeRow(t *testing.T) {
 		RowSwitches:  {[]byte{rowSwitches}, []byte{switchKV | switchFire}, "timersFireOff", true},
 		RowTimer:     {append([]byte{rowTimer}, tm.key...), tm.encode(nil), "timerKey", "one"},
 		RowGroupMark: {mark.appendKey(nil), mark.encode(nil), "startFrom", int64(7)},
+		RowRedrive:   {job.appendKey(nil), job.encode(nil), "errorContains", "smtp"},
 	}
 	for kind := range rowKindNames {
 		_, ok := rows[kind]

@@ -1,6 +1,9 @@
 package fsm
 
-import "strings"
+import (
+	"encoding/binary"
+	"strings"
+)
 
 // Dead letters, as listings walk them: newest first, by their ids, which start
 // with the time of the failure. A walk is made in slices (F24).
@@ -85,9 +88,19 @@ func timeID(ms int64) (id [16]byte) {
 // orderKey is a dead letter's key in the order of all queues.
 func (l *deadLetter) orderKey() string { return l.q.tenant + string(l.id[:]) }
 
+// placeKey is a dead letter's key in the order of places: partition, offset, id.
+func (l *deadLetter) placeKey() string {
+	return string(placeKey(l.partitionID, l.offset)) + string(l.id[:])
+}
+
+func placeKey(partition, offset uint64) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, partition), offset)
+}
+
 func (s *State) addLetter(l *deadLetter) {
 	s.letters[l.id] = l
 	l.q.letters.Set(string(l.id[:]), l)
+	l.q.byPlace.Set(l.placeKey(), l)
 	s.letterOrder.Set(l.orderKey(), l)
 }
 
@@ -95,6 +108,7 @@ func (s *State) dropLetter(l *deadLetter) {
 	l.dead = true
 	delete(s.letters, l.id)
 	l.q.letters.Delete(string(l.id[:]))
+	l.q.byPlace.Delete(l.placeKey())
 	s.letterOrder.Delete(l.orderKey())
 }
 

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"container/heap"
+	"sync/atomic"
 
 	"queen/index"
 	"queen/internal/entry"
@@ -135,6 +136,9 @@ type Machine struct {
 	ret        retention
 	stats      statistics
 	removed    Removed
+	redriving  redriving
+	watches    watches
+	paused     atomic.Bool // jobs wait; see PauseJobs
 
 	fresh        []*outcome // those whose rows the cycle owes
 	nextOutcomes int64      // sweep of outcomes
@@ -187,6 +191,9 @@ func (m *Machine) Follow() {
 		c.giveUp(ErrNotLeader)
 	}
 	m.backlog = nil
+	for _, c := range m.takeWatches() {
+		c.Done(ErrNotLeader)
+	}
 }
 
 // Time is the time of the newest entry that the state holds.
@@ -238,7 +245,9 @@ func (m *Machine) Plan(now int64, calls []*Call) Plan {
 	m.sweepDying()
 	m.placeGroups()
 	m.retain()
+	m.redrive()
 	m.review()
+	m.endWatches()
 	m.serve()
 	m.sweepOutcomes()
 	m.writeBuckets()
@@ -329,6 +338,18 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planPurge(c.Tenant, b)
 	case *SetSwitches:
 		return m.planSwitches(b)
+	case *Redrive:
+		return m.planRedrive(c.Tenant, b)
+	case *CancelRedrive:
+		return m.planCancelRedrive(c.Tenant, b)
+	case *Watch:
+		return m.planWatch(c, b)
+	case *Locate:
+		return m.planLocate(c, b)
+	case *DeleteLetters:
+		return m.planDeleteLetters(c.Tenant, b)
+	case *redrivePart:
+		return m.planRedrivePart(c, b)
 	case *Read:
 		b.Do(m.s)
 		return answered
@@ -346,6 +367,7 @@ func (m *Machine) plan(c *Call) verdict {
 		return m.planPlacing(c, b)
 	case *ReleaseParked:
 		m.released, m.stats.closing = true, true
+		m.instant = append(m.instant, m.takeWatches()...)
 		for _, w := range m.takeParked() {
 			m.answerEmpty(w)
 		}
@@ -410,6 +432,12 @@ func (m *Machine) nextWake() int64 {
 	}
 	if len(m.s.dead) > 0 {
 		at(m.now + 1)
+	}
+	if len(m.watches.due) > 0 {
+		at(m.watches.due[0].deadline)
+	}
+	if next := m.nextRedrive(); next != 0 {
+		at(next)
 	}
 	if m.s.queueOrder.Len() > 0 && !m.ret.waiting {
 		at(max(m.ret.next, m.now+1))
@@ -556,6 +584,7 @@ func (m *Machine) pushPartition(q *queue, name string) *partition {
 	m.s.partitions[p.id] = p
 	q.parts = append(q.parts, p)
 	q.byName[name] = p
+	q.names.added(p, len(q.parts))
 	m.put(p)
 	s := m.tally(q)
 	s.cur.PartitionsCreated++

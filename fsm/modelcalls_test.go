@@ -28,12 +28,12 @@ func (x *modelRun) next() *Call {
 }
 
 func (x *modelRun) body() (any, string) {
-	switch n := x.pick(80); {
-	case n == 79:
+	switch n := x.pick(87); {
+	case n == 86:
 		return x.switches()
-	case n >= 71:
+	case n >= 78:
 		return x.groupCall()
-	case n >= 68:
+	case n >= 75:
 		return x.lockCall()
 	case n < 12:
 		return x.push()
@@ -56,7 +56,9 @@ func (x *modelRun) body() (any, string) {
 		return x.handBack()
 	case n < 59:
 		return x.replay()
-	case n < 67:
+	case n < 66:
+		return x.redriveCall()
+	case n < 74:
 		return x.die()
 	}
 	switch x.pick(4) {

@@ -23,9 +23,13 @@ type modelRun struct {
 	held   []*Call // looked up already, not submitted again yet
 	pops   []*Call // answered with claims
 	fires  map[*fire][]*mTimer
-	leases []string // names, the newest last
-	leaseN int
-	steps  int
+	jobs   map[[16]byte]*mJob
+	jobIDs [][16]byte
+	// judgedPart is the slice of a redrive that the model has taken over last.
+	judgedPart *redrivePart
+	leases     []string // names, the newest last
+	leaseN     int
+	steps      int
 
 	answerN int            // of keyed calls
 	carried map[*Call]bool // calls with a next batch whose effects the model has
@@ -65,7 +69,7 @@ func newModelRun(t fataler, pick func(n int) int) *modelRun {
 		cfg.PartitionCleanup = 3_000_000
 	}
 	cfg.StatQueues = 1 + pick(3)
-	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}, carried: map[*Call]bool{}}
+	x := &modelRun{pick: pick, r: newRig(t, cfg), m: newModel(cfg), fires: map[*fire][]*mTimer{}, carried: map[*Call]bool{}, jobs: map[[16]byte]*mJob{}}
 	x.m.value = func(id uint64) []byte { return x.r.store.values[id].Data }
 	x.r.applies = 1 + pick(2)
 	x.r.batches = pick(3) > 0
@@ -104,6 +108,7 @@ func (x *modelRun) run(steps int) {
 	x.settleHeld()
 	x.settleGroups()
 	x.compare()
+	x.settleRedrives()
 	x.settleRetention()
 	if x.planted == nil {
 		x.r.checkpoint(true)
@@ -277,6 +282,8 @@ func (x *modelRun) judge(planned, prepare []*Call) {
 	}
 	x.fireDue(later)
 	x.retain()
+	x.redriven(x.r.m.redriving.slice)
+	x.compareJobs()
 	x.m.serve(func(c *Call) popState {
 		switch {
 		case slices.Contains(prepare, c):
@@ -374,6 +381,12 @@ func (x *modelRun) apply(c *Call) {
 		m.replay(c.Tenant, b)
 	case *PurgeDeadLetters:
 		m.purge(c.Tenant, b)
+	case *Redrive:
+		x.redrive(c.Tenant, b)
+	case *CancelRedrive:
+		x.cancelRedrive(c.Tenant, b)
+	case *redrivePart:
+		x.redriven(b)
 	case *retire:
 		for _, it := range b.items {
 			x.moveStart(it.partition, it.start)
@@ -473,6 +486,7 @@ func (x *modelRun) compare() {
 		x.compareQueue(q, real)
 	}
 	m.expect("dead letters", x.liveLetters(), len(m.letters))
+	x.compareJobs()
 	x.compareKV()
 	m.expect("timers", s.timers.Len(), len(m.timers))
 	m.expect("what is turned off", s.Switches(), m.off)

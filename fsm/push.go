@@ -244,6 +244,10 @@ func (m *Machine) append(p *partition, messages [][]byte) {
 	s, n := m.tally(p.q), int64(len(messages))
 	s.cur.PushMessages += n
 	s.up.cur.PushMessages += n
+	p.q.recency.moved(p)
+	if len(m.watches.due) > 0 {
+		m.seen(p)
+	}
 	m.touch(p)
 	m.countMessages(p)
 	p.appended(first, m.now)

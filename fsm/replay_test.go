@@ -24,6 +24,7 @@ func filled(t fataler) *rig {
 	}})
 	run(r, &Pop{Queue: "a", Group: "g", Batch: 1, Partitions: 1, LeaseID: leaseID("M"), Worker: "w"})
 	run(r, &KV{Ops: []KVOp{{Kind: KVPut, NS: "n", Key: "k", Value: []byte("1"), TTL: 10}}})
+	run(r, &Redrive{ID: r.id(), Queue: "a", AnyGroup: true, Contains: "no letter has this"})
 	off := false
 	run(r, &SetSwitches{Fire: &off})
 	it := r.item("a", "p", "fired", []byte("x"))
@@ -55,6 +56,7 @@ func TestDigestSeesEveryKindOfRow(t *testing.T) {
 		rowKV:       func(s *State) { s.kv.Scan(func(_ string, k *kvRow) bool { k.updated++; return true }) },
 		rowSwitches: func(s *State) { s.switches.KVOff = true },
 		rowTimer:    func(s *State) { s.timers.Scan(func(_ string, w *timer) bool { w.attempts++; return true }) },
+		rowRedrive:  func(s *State) { s.redrives.Scan(func(_ string, j *redriveJob) bool { j.moved++; return true }) },
 	}
 	kinds := map[byte]bool{}
 	for key := range allRows(filled(t).m) {

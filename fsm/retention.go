@@ -302,6 +302,9 @@ func (m *Machine) dropPartition(p *partition) {
 		m.count(c)
 	}
 	p.exists = false
+	p.q.recency.remove(p)
+	p.q.names.removed(p)
+	m.forgetWatched(p)
 	delete(m.s.partitions, p.id)
 	delete(p.q.byName, p.name)
 	for _, kind := range []byte{rowCursor, rowSettled} {
@@ -319,6 +322,7 @@ func (m *Machine) dropPartition(p *partition) {
 func (q *queue) closeGap(from, to, gone int) {
 	kept := slices.DeleteFunc(q.parts[from:to], func(p *partition) bool { return !p.exists })
 	q.parts = slices.Delete(q.parts, from+len(kept), to)
+	q.names.shifted(from, gone)
 	for _, g := range q.groups {
 		if g.sweep > from {
 			g.sweep = max(from, g.sweep-gone)

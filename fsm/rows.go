@@ -24,6 +24,7 @@ import (
 //	7     queue, dead letter id                            dead letter
 //	8     tenant (36), namespace, NUL, key                 key/value row
 //	9     tenant (36), u16 length, queue name, timer key   timer
+//	10    tenant (36), job id                              redrive of dead letters
 //	11    value id                                         outcome of a keyed call
 //	12    -                                                switches that are off; no row: none is
 //	13    queue, width (0..4), u32 first minute            statistics of a queue in a bucket of time; queue 0 is followed
@@ -42,6 +43,7 @@ const (
 	rowLetter    = 7
 	rowKV        = 8
 	rowTimer     = 9
+	rowRedrive   = 10
 	rowOutcome   = 11
 	rowSwitches  = 12
 	rowStats     = 13

@@ -36,6 +36,7 @@ type State struct {
 	letters    map[[16]byte]*deadLetter
 	// letterOrder holds the same by tenant and id, which is by time.
 	letterOrder btree.Map[string, *deadLetter]
+	redrives    btree.Map[string, *redriveJob] // by tenant and id, which is by time
 
 	outcomes outcomes
 
@@ -74,6 +75,10 @@ type queue struct {
 	counts   queueCounts
 	reviewed int                            // partitions whose cursors know the newest options; reviewDone: all
 	letters  btree.Map[string, *deadLetter] // by id, which is by time
+	recency  recency
+	names    *nameOrder // nil: nobody has asked for it
+	// byPlace holds the letters by partition, offset and id.
+	byPlace btree.Map[string, *deadLetter]
 
 	stats      *series // where it is counted; nil: nothing was yet
 	parked     int64   // pops that wait
@@ -92,6 +97,9 @@ type partition struct {
 	counted    int64       // what the queue's counters hold of it
 	delay      *visibility // delayedProcessing only
 	letters    int32
+	place      uint64 // in the order of the queue's recency; 0: in none
+	block      *recencyBlock
+	slot       int32 // in block
 	oldest     int64 // no retained message was appended before; 0: not known, or there is none. Not part of the row
 	exists     bool
 	dirty      bool

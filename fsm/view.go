@@ -37,14 +37,6 @@ func (s *State) Queue(tenant, name string) (QueueInfo, bool) {
 	return s.queueInfo(q), true
 }
 
-// QueueOf names the queue of a partition; empty: there is no such partition.
-func (s *State) QueueOf(tenant string, partition uint64) string {
-	if p := s.findPartition(tenant, partition); p != nil {
-		return p.q.name
-	}
-	return ""
-}
-
 // PlaceOf names the queue and the partition of a partition's id.
 func (s *State) PlaceOf(tenant string, partition uint64) (queue, name string, found bool) {
 	p := s.findPartition(tenant, partition)

@@ -74,11 +74,19 @@ type TimerInfo struct {
 //
 //	Queues(tenant, after string, limit int) (rows []QueueInfo, more bool) // by name, after exclusive
 //	Queue(tenant, name string) (QueueInfo, bool)
-//	QueueOf(tenant string, partition uint64) string
 //	Partitions(tenant, queue string, offset, limit int) (rows []PartitionInfo, more bool)
 //	Depth(tenant, queue, group string, named bool) (DepthInfo, bool)
 //	Depths(tenant, queue string, d *DepthInfo, named bool, from, limit int) (rows []PartitionDepth, more bool)
 //	DeadLetters(tenant string, f *DeadLetterFilter) (rows []DeadLetterInfo, more bool) // newest failure first
+//	LettersAt(tenant string, partition uint64, offset *uint64, after string) (rows []DeadLetterInfo, next string)
+//	RedriveJobs(tenant string) []RedriveInfo // newest first
+//	RedriveJob(tenant string, id [16]byte) (RedriveInfo, bool)
+//	Bounds(tenant, queue, partition string) PartitionBounds
+//	PartitionsByName(tenant, queue, after string, limit int) (rows []ChangedPartition, found, more bool)
+//	Changed(tenant, queue string, w *ChangedWalk) (rows []ChangedPartition, found, more bool)
+//	BrowseQueues(tenant string, f *BrowseFilter, after string) (rows []BrowseQueue, next string)
+//	Recent(queueID uint64, w *RecentWalk) (rows []RecentPartition, bound int64, more bool) // newest write first
+//	Judge(rows []MessageState, each func(GroupState)) (decided int)
 //	Timer(tenant, queue, key string) (TimerInfo, bool)
 //	ListTimers(tenant, queue, after string, limit int) (rows []TimerInfo, more bool)
 //	CountTimers(tenant, queue, prefix, after string) (n int, next string)

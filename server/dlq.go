@@ -288,56 +288,20 @@ func (x *exchange) replayGone(byID bool) {
 
 // serveMessageRetry replays the newest dead letter of a message.
 func (s *Server) serveMessageRetry(x *exchange) {
-	part, ok1 := x.param("partitionId")
-	txn, ok2 := x.param("transactionId")
-	id, _ := parsePartition([]byte(part))
-	if !ok1 || !ok2 || id == 0 {
-		x.replayGone(false)
+	partition, txn, ok := x.address(func() { x.replayGone(false) })
+	if !ok || x.storageFull() {
 		return
 	}
-	if x.storageFull() {
-		return
-	}
-	letter, found, answered := s.findDeadLetter(x, id, txn)
-	switch {
-	case answered:
-	case !found:
-		x.replayGone(false)
-	default:
-		s.replay(x, s.getWork(x), &fsm.ReplayDeadLetter{ID: letter}, false)
-	}
-}
-
-// maxLetters bounds how many dead letters of one partition are looked through
-// for a transactionId.
-const maxLetters = 1000
-
-// findDeadLetter looks for the newest dead letter of a message. A row does not
-// say its transactionId, its content does, and that may have to be read.
-func (s *Server) findDeadLetter(x *exchange, partition uint64, txn string) (id [16]byte, found, answered bool) {
-	queue, ok := s.queueOf(x, partition)
-	if !ok || queue == "" {
-		return id, false, !ok
-	}
-	rows, ok := s.deadLetters(x, fsm.DeadLetterFilter{Queue: queue, PartitionID: partition, Limit: maxLetters})
+	letters, ok := s.lettersOf(x, partition, txn)
 	if !ok {
-		return id, false, true
+		return
 	}
-	for i := range rows {
-		m, err := s.content(rows[i].Content, rows[i].ContentID, rows[i].ContentQueue)
-		if err == nil && string(m.AppendTxn(nil)) == txn {
-			return rows[i].ID, true, false
-		}
+	letter := newestLetter(letters)
+	if letter == nil {
+		x.replayGone(false)
+		return
 	}
-	return id, false, false
-}
-
-// queueOf names the queue of a partition; empty: there is no such partition.
-// false: it has answered.
-func (s *Server) queueOf(x *exchange, partition uint64) (queue string, ok bool) {
-	tenant := x.tenant
-	ok = s.read(x, func(st *fsm.State) { queue = st.QueueOf(tenant, partition) })
-	return queue, ok
+	s.replay(x, s.getWork(x), &fsm.ReplayDeadLetter{ID: letter.ID}, false)
 }
 
 func (s *Server) replay(x *exchange, w *work, call *fsm.ReplayDeadLetter, byID bool) {

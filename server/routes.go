@@ -64,8 +64,18 @@ var routes = []route{
 
 	{method: "GET", path: "/api/v1/dlq", level: readOnly, handle: (*Server).serveDLQ},
 	{method: "DELETE", path: "/api/v1/dlq", level: admin, handle: (*Server).serveDLQPurge},
+	{method: "POST", path: "/api/v1/dlq/redrive", level: admin, handle: (*Server).serveRedrive},
+	{method: "GET", path: "/api/v1/dlq/redrive", level: readOnly, handle: (*Server).serveRedriveList},
+	{method: "GET", path: "/api/v1/dlq/redrive/:id", level: readOnly, handle: (*Server).serveRedriveGet},
+	{method: "DELETE", path: "/api/v1/dlq/redrive/:id", level: admin, handle: (*Server).serveRedriveCancel},
 	{method: "POST", path: "/api/v1/dlq/:id/replay", level: readWrite, handle: (*Server).serveDLQReplay},
+	{method: "GET", path: "/api/v1/messages", level: readOnly, handle: (*Server).serveMessages},
+	{method: "GET", path: "/api/v1/messages/:partitionId/:transactionId", level: readOnly, handle: (*Server).serveMessage},
+	{method: "DELETE", path: "/api/v1/messages/:partitionId/:transactionId", level: readWrite, handle: (*Server).serveMessageDelete},
 	{method: "POST", path: "/api/v1/messages/:partitionId/:transactionId/retry", level: readWrite, handle: (*Server).serveMessageRetry},
+	{method: "POST", path: "/api/v1/fetch", level: readOnly, handle: (*Server).serveFetch},
+	{method: "POST", path: "/api/v1/fetch/offsets", level: readOnly, handle: (*Server).serveFetchOffsets},
+	{method: "POST", path: "/api/v1/partitions/changed", level: readOnly, handle: (*Server).serveChanged},
 
 	{method: "POST", path: "/api/v1/traces", level: readWrite, handle: (*Server).serveTrace},
 	{method: "GET", path: "/api/v1/traces/names", level: readOnly, handle: (*Server).serveTraceNames},
