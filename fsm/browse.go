@@ -265,6 +265,9 @@ func statusOf(settled, leased bool) MessageStatus {
 // or does not read it at all, and until when it holds it under a live lease.
 func (p *partition) stands(g *group, offset uint64, pushed, now int64) (settled bool, lease int64) {
 	c := p.cursor(g)
+	if c != nil && c.stale() {
+		c = nil // a seek has moved it
+	}
 	switch {
 	case c != nil && c.settled(offset):
 		return true, 0
@@ -273,10 +276,10 @@ func (p *partition) stands(g *group, offset uint64, pushed, now int64) (settled 
 			return false, l.expires
 		}
 		return false, 0
-	case p.id >= g.startPartition || g.mode == SubscribeAll:
+	case p.id >= g.rule.partition || g.rule.mode == SubscribeAll:
 		return false, 0
-	case g.mode == SubscribeFrom:
-		return pushed < g.from, 0
+	case g.rule.mode == SubscribeFrom:
+		return pushed < g.rule.from, 0
 	}
 	return true, 0 // it starts behind what was there
 }
