@@ -141,7 +141,9 @@ func (b *Broker) KeepReserve(u vfs.Usage, roomy bool) (full, spent bool) {
 	if err != nil {
 		b.fatal(err) // a failed write or sync, like any other
 	}
-	b.machine.PauseJobs(!roomy || b.reserve.Released())
+	if m := b.machine.Load(); m != nil {
+		m.PauseJobs(!roomy || b.reserve.Released())
+	}
 	return b.reserve.Released(), spent
 }
 
