@@ -89,16 +89,19 @@ reclaim-crash:
 examples: build
 	./examples/run.sh
 
-# crash kills the broker with -9 under load, ROUNDS times, and checks its whole
-# history after each; deadlock sends overlapping transactions, CALLS of them.
+# crash kills the broker with -9 under load, ROUNDS times, and at each named point of
+# its code, and checks its whole history after each; deadlock sends overlapping
+# transactions, CALLS of them.
 crash: build
 	$(GO) run ./tools/crash kill -rounds $(ROUNDS)
+	$(GO) run ./tools/crash points
 
 deadlock: build
 	$(GO) run ./tools/crash deadlock -calls $(CALLS)
 
 crash-short: build
 	$(GO) run ./tools/crash kill -rounds 10
+	$(GO) run ./tools/crash points -points 8
 	$(GO) run ./tools/crash deadlock -calls 10000
 
 # powercut runs the whole broker on a disk in memory, CUTS power cuts, and then

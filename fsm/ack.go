@@ -151,6 +151,11 @@ func (m *Machine) judgeAck(call *Call, p *ackPlan, i int, strict bool) (lookup b
 			p.judged[i] = judgement{c: c, offset: found.settledAt, status: Completed, apply: true, q: part.q}
 			p.note(c, found.settledAt)
 		}
+	case found.settled && held != nil && held.end >= found.settledAt && c.committed >= int64(held.end):
+		// Retention took the whole batch: nothing is left to give back, and so the batch ends here, too.
+		it.Success, it.Noop = true, true
+		p.judged[i] = judgement{c: c, offset: held.end, status: Completed, apply: true}
+		p.note(c, held.end)
 	case found.settled:
 		it.Err = errCommitted
 	case it.HasLease && held == nil:
@@ -320,7 +325,7 @@ func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
 	p.contents = 0
 	for i := range p.items {
 		j := &p.judged[i]
-		if !j.apply || !m.files(j.c, p.items[i].Status) {
+		if !j.apply || !m.files(j.c, j.status) {
 			continue
 		}
 		n := call.needAt(need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset})
@@ -340,7 +345,7 @@ func (m *Machine) needContents(call *Call, p *ackPlan) (lookup bool) {
 func (m *Machine) dropOversized(call *Call, p *ackPlan) {
 	for i, size := 0, 0; p.contents > m.cfg.EntryBytes && i < len(p.items); i++ {
 		j := &p.judged[i]
-		if !j.apply || j.unreadable || !m.files(j.c, p.items[i].Status) {
+		if !j.apply || j.unreadable || !m.files(j.c, j.status) {
 			continue
 		}
 		size += len(call.needAt(need{kind: needMessage, queue: j.c.p.q.id, partition: j.c.p.id, offset: j.offset}).data)

@@ -21,6 +21,14 @@ type mJudged struct {
 	dlq    bool   // of a repeat
 }
 
+// status is what the ack does: one that only ends a lease completes.
+func (j *mJudged) status(it *AckItem) AckStatus {
+	if j.ends {
+		return Completed
+	}
+	return it.Status
+}
+
 // judgeAcks judges the acks of one call. strict is the transaction's rule: an
 // ack with a lease needs it live.
 func (m *model) judgeAcks(tenant string, items []AckItem, strict bool) []mJudged {
@@ -83,6 +91,8 @@ func (m *model) judgeAck(tenant string, it *AckItem, strict bool, before []mJudg
 		if held != nil && uint64(settled) == held.to && c.floor >= int64(held.to) {
 			j.offset, j.apply, j.ends = held.to, true, true
 		}
+	case settled >= 0 && held != nil && uint64(settled) <= held.to && c.floor >= int64(held.to):
+		j.offset, j.apply, j.ok, j.ends = held.to, true, true, true
 	case settled >= 0:
 		j.err = "already committed"
 	default:
@@ -160,7 +170,7 @@ func (m *model) acks(tenant string, items []AckItem) {
 
 // fileSize is the size of the message that an ack would file.
 func (m *model) fileSize(it *AckItem, j *mJudged) int {
-	if !j.apply {
+	if !j.apply || j.ends {
 		return 0
 	}
 	opts := &j.part.q.opts
@@ -195,8 +205,8 @@ func (m *model) settleCursor(items []AckItem, judged []mJudged, at *mJudged) {
 	for i := range items {
 		if j := &judged[i]; j.apply && j.c == c {
 			mine = append(mine, i)
-			if old, ok := strongest[j.offset]; !ok || mRank[items[i].Status] > mRank[old] {
-				strongest[j.offset] = items[i].Status
+			if old, ok := strongest[j.offset]; !ok || mRank[j.status(&items[i])] > mRank[old] {
+				strongest[j.offset] = j.status(&items[i])
 			}
 		}
 	}
@@ -281,9 +291,9 @@ func (m *model) fileAll(items []AckItem, judged []mJudged, mine []int, strongest
 	done := map[uint64]bool{}
 	for _, i := range mine {
 		it, j := &items[i], &judged[i]
-		counts := it.Status == strongest[j.offset]
+		counts := j.status(it) == strongest[j.offset]
 		m.expect("dlq of an ack", it.DLQ, counts && filed(j.offset))
-		m.expect("dropped", it.Dropped, counts && it.Status != Completed && !back(j.offset) && !filed(j.offset))
+		m.expect("dropped", it.Dropped, counts && j.status(it) != Completed && !back(j.offset) && !filed(j.offset))
 		if !counts || !filed(j.offset) || done[j.offset] {
 			continue
 		}

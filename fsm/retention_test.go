@@ -91,3 +91,65 @@ func TestAckEndsABatchThatRetentionTook(t *testing.T) {
 		})
 	}
 }
+
+// A worker that gives a message back which retention took, with all of its batch, ends the batch: nothing is left to
+// deliver again, and the partition does not wait for the lease to expire. While a part of the batch is left, it is told
+// that the message is settled.
+func TestNackOfABatchThatRetentionTook(t *testing.T) {
+	for _, status := range []AckStatus{Failed, Retry, DeadLetter} {
+		t.Run(fmt.Sprint("status=", status), func(t *testing.T) {
+			r := newRig(t, Config{DefaultMode: SubscribeAll, RetentionScan: 1 << 30})
+			run(r, &Configure{Queue: "q", Set: []OptionValue{{Name: "maxWaitTimeSeconds", Num: 5}}})
+			push := func(txn string) {
+				p := &Push{Items: []PushItem{r.item("q", "p", txn, []byte("x"))}}
+				p.GroupItems()
+				run(r, p)
+			}
+			pop := func() *Pop {
+				return run(r, &Pop{Queue: "q", Group: "g", Batch: 10, Partitions: 1, LeaseSeconds: 600, LeaseID: r.id()})
+			}
+			wait := func(seconds int) {
+				for range seconds {
+					r.now += 1_000_000
+					r.do()
+				}
+			}
+			push("a0")
+			wait(4)
+			push("a1")
+			p := pop()
+			if len(p.Claims) != 1 || p.Claims[0].Count != 2 {
+				t.Fatalf("claims %+v", p.Claims)
+			}
+			nack := func() AckItem {
+				return run(r, &Ack{Items: []AckItem{{Txn: []byte("a0"), TxnHash: xxhash.Sum64String("a0"), PartitionID: p.Claims[0].PartitionID,
+					Group: "g", Status: status, LeaseID: p.LeaseID, HasLease: true}}}).Items[0]
+			}
+			logStart := func() (start uint64) {
+				run(r, &Read{Do: func(s *State) { ps, _ := s.Partitions(tenantA, "q", 0, 1); start = ps[0].LogStart }})
+				return start
+			}
+			for logStart() < 1 {
+				wait(1)
+			}
+			if logStart() == 1 {
+				if it := nack(); it.Success || it.LeaseReleased {
+					t.Errorf("with a part of the batch left: %+v", it)
+				}
+			}
+			for logStart() < 2 {
+				wait(1)
+			}
+			push("b")
+			if again := pop(); len(again.Claims) != 0 {
+				t.Errorf("delivered under a live lease: %+v", again.Claims)
+			}
+			if it := nack(); !it.Success || !it.LeaseReleased || it.DLQ {
+				t.Errorf("with all of the batch gone: %+v", it)
+			}
+			if again := pop(); len(again.Claims) != 1 || again.Claims[0].From != 2 {
+				t.Errorf("after the batch: %+v", again.Claims)
+			}
+		})
+	}
+}

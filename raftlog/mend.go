@@ -22,9 +22,12 @@ import (
 // again; look-ups that meet the same damage wait for it, and find sound tables.
 type mends struct {
 	sync.Mutex
-	lost      map[uint64]error // by file: its segment is damaged too
-	mergeable atomic.Bool      // tables were made again since the sealer merged
+	lost      map[segmentID]error // its segment is damaged too
+	mergeable atomic.Bool         // tables were made again since the sealer merged
 }
+
+// segmentID is one content of a segment file.
+type segmentID struct{ seq, generation uint64 }
 
 // wait waits until nothing is being made again.
 func (m *mends) wait() {
@@ -111,31 +114,50 @@ func (q *QueueLog) logDamage(err error) {
 // mendFile makes the tables of one file again. That a segment is damaged is
 // kept: every look-up that needs the file would read it in vain.
 func (q *QueueLog) mendFile(seq uint64) error {
-	if err := q.mends.lost[seq]; err != nil {
+	f, err := q.fileInfo(seq)
+	if err != nil {
+		return q.Index.DropFile(seq) // there is no such segment any more
+	}
+	id := segmentID{seq, f.Generation}
+	if err := q.mends.lost[id]; err != nil {
 		return err
 	}
-	err := q.reseal(seq)
-	if err == nil || errors.Is(err, errClosing) {
+	switch err = q.resealAs(f); {
+	case errors.Is(err, errReplaced):
+		return nil // with tables of its own
+	case err == nil || errors.Is(err, errClosing):
 		return err
 	}
 	q.store.opt.Logger.Error("a side table cannot be made again", slog.Uint64("log", q.ID), slog.Uint64("seq", seq), slog.Any("err", err))
 	if errors.Is(err, segment.ErrCorrupt) || errors.Is(err, segment.ErrTorn) {
 		if q.mends.lost == nil {
-			q.mends.lost = make(map[uint64]error)
+			q.mends.lost = make(map[segmentID]error)
 		}
-		q.mends.lost[seq] = err
+		q.mends.lost[id] = err
 	}
 	return err
 }
 
 func (q *QueueLog) reseal(seq uint64) error {
-	for _, f := range q.Files() {
-		if f.Seq == seq {
-			return q.Index.Reseal(f.sealedFile(), func(c *index.FileContent) error { return q.content(&f, c) })
-		}
+	f, err := q.fileInfo(seq)
+	if err != nil {
+		return q.Index.DropFile(seq)
 	}
-	return q.Index.DropFile(seq) // there is no such segment any more
+	return q.resealAs(f)
 }
+
+func (q *QueueLog) resealAs(f FileInfo) error {
+	return q.Index.Reseal(f.sealedFile(), func(c *index.FileContent) error {
+		err := q.content(&f, c)
+		if err != nil && q.Log.Generation(f.Seq) != f.Generation {
+			return errReplaced // what was read is another file than the one that is known
+		}
+		return err
+	})
+}
+
+// errReplaced: reclaim has put another file into the place of the one that was meant.
+var errReplaced = errors.New("the file was replaced meanwhile")
 
 // content reads a sealed file for its tables. It has to be whole: a table that
 // was made from less would hide the rest.

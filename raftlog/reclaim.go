@@ -56,9 +56,11 @@ type reclaimer struct {
 	store  *Store
 	cfg    *Config
 	submit func(writerRequest)
-	// replace asks for a full checkpoint in the place of a file that cannot be read.
-	replace func(file string)
-	fatal   func(error)
+	// replace asks for a full checkpoint in the place of a file that cannot be read, checkpoint for one when its time
+	// comes though nothing has changed.
+	replace    func(file string)
+	checkpoint func()
+	fatal      func(error)
 
 	mu struct {
 		sync.Mutex
@@ -73,14 +75,14 @@ type reclaimer struct {
 	jobs []job // wait for a footer that does not list their files
 }
 
-func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), fatal func(error)) *reclaimer {
-	r := newReclaimer(s, cfg, submit, replace, fatal)
+func startReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), post func(event), fatal func(error)) *reclaimer {
+	r := newReclaimer(s, cfg, submit, replace, post, fatal)
 	go r.run()
 	return r
 }
 
-func newReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), fatal func(error)) *reclaimer {
-	r := &reclaimer{store: s, cfg: cfg, submit: submit, replace: replace, fatal: fatal,
+func newReclaimer(s *Store, cfg *Config, submit func(writerRequest), replace func(string), post func(event), fatal func(error)) *reclaimer {
+	r := &reclaimer{store: s, cfg: cfg, submit: submit, replace: replace, checkpoint: func() { post(event{checkpoint: true}) }, fatal: fatal,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 	s.reclaimer.Store(r)
 	return r
@@ -205,10 +207,16 @@ func (r *reclaimer) pass(snap *index.RowsSnapshot, keep uint64) error {
 	}
 	waiting := r.jobs
 	r.jobs = nil
+	var logs []job // go together: their directory is synced once
 	for _, jb := range waiting {
-		if err := r.do(&j, jb); err != nil {
+		if jb.kind == jobLog && jb.q.free(jb) {
+			logs = append(logs, jb)
+		} else if err := r.do(&j, jb); err != nil {
 			return err
 		}
+	}
+	if err := r.removeLogs(&j, logs); err != nil {
+		return err
 	}
 	for _, q := range r.store.Logs() {
 		if r.store.closing.Load() {
@@ -219,6 +227,9 @@ func (r *reclaimer) pass(snap *index.RowsSnapshot, keep uint64) error {
 		}
 	}
 	r.store.reclaimed.Passes.Add(1)
+	if len(r.jobs) > 0 {
+		r.checkpoint() // nobody may write for a long time
+	}
 	return nil
 }
 

@@ -106,19 +106,16 @@ func (r *reclaimer) do(j *judge, jb job) error {
 		r.jobs = append(r.jobs, jb)
 		return nil
 	}
+	if jb.kind == jobLog {
+		return r.removeLogs(j, []job{jb})
+	}
 	q.busy.Lock()
 	defer q.busy.Unlock()
 	var left int64
 	var err error
-	switch jb.kind {
-	case jobLog:
-		if !r.ofDeleted(j, q) {
-			return fmt.Errorf("log q%d: it was written to after its queue had been deleted", q.ID)
-		}
-		err = r.store.removeLog(q)
-	case jobRemove:
+	if jb.kind == jobRemove {
 		err = q.removeFiles(jb.seqs)
-	default:
+	} else {
 		left, err = q.rewrite(j, jb.seqs)
 	}
 	if err != nil {
@@ -321,22 +318,55 @@ func (w *rewriting) record(body []byte) error {
 	return err
 }
 
-// removeLog removes the log of a deleted queue.
-func (s *Store) removeLog(q *QueueLog) error {
-	s.mu.Lock()
-	delete(s.mu.logs, q.ID)
-	s.mu.ids = slices.DeleteFunc(s.mu.ids, func(id uint64) bool { return id == q.ID })
-	s.mu.Unlock()
-	q.mends.wait()
-	q.Index.Forget()
-	s.blocks.forget(q.ID)
+// removeLogs removes the logs of deleted queues.
+func (r *reclaimer) removeLogs(j *judge, jobs []job) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	if r.store.closing.Load() {
+		return errClosing
+	}
+	for _, jb := range jobs { // nobody else waits for one of these locks while it has another
+		jb.q.busy.Lock()
+		defer jb.q.busy.Unlock()
+		if !r.ofDeleted(j, jb.q) {
+			return fmt.Errorf("log q%d: it was written to after its queue had been deleted", jb.q.ID)
+		}
+	}
+	if err := r.store.removeLogs(jobs); err != nil {
+		for _, jb := range jobs {
+			jb.q.forgetRelease(jb)
+		}
+		return r.tolerate(jobs[0].q, err)
+	}
+	for _, jb := range jobs {
+		r.count(jb, 0)
+	}
+	return nil
+}
+
+func (s *Store) removeLogs(jobs []job) error {
+	var logs []*segment.Log
+	for _, jb := range jobs {
+		q := jb.q
+		s.mu.Lock()
+		delete(s.mu.logs, q.ID)
+		s.mu.ids = slices.DeleteFunc(s.mu.ids, func(id uint64) bool { return id == q.ID })
+		s.mu.Unlock()
+		q.mends.wait()
+		q.Index.Forget()
+		s.blocks.forget(q.ID)
+		logs = append(logs, q.Log)
+	}
 	crashpoint.Hit("reclaim.log.before-remove")
-	if err := q.Log.Remove(); err != nil {
+	if err := segment.RemoveLogs(logs); err != nil {
 		return err
 	}
 	crashpoint.Hit("reclaim.log.removed")
-	_, unsealed, _ := q.size()
-	s.unsealed.Add(-unsealed)
+	for _, jb := range jobs {
+		_, unsealed, _ := jb.q.size()
+		s.unsealed.Add(-unsealed)
+	}
 	return nil
 }
 

@@ -42,7 +42,7 @@ type sealer struct {
 
 func startSealer(s *Store, cfg *Config, submit func(writerRequest), post func(event), replace func(string), fatal func(error)) *sealer {
 	l := newSealer(s, cfg, submit, post, fatal)
-	l.reclaimer = startReclaimer(s, cfg, submit, replace, fatal)
+	l.reclaimer = startReclaimer(s, cfg, submit, replace, post, fatal)
 	go l.run()
 	return l
 }

@@ -65,7 +65,7 @@ func NewStepper(cfg Config, b Boot) (*Stepper, error) {
 	g.writer = &writerLoop{w: w, cfg: &g.cfg, stats: &g.stats, post: func(e event) { g.in.event(e) }, fatal: g.fatal}
 	g.rows = newRows(b.Rows, b.Store, g.footerExtra, g.post, g.fatal)
 	g.sealer = newSealer(b.Store, &g.cfg, g.writer.submit, g.post, g.fatal)
-	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.rows.replace, g.fatal)
+	g.sealer.reclaimer = newReclaimer(b.Store, &g.cfg, g.writer.submit, g.rows.replace, g.post, g.fatal)
 	g.scrub = newScrubber(b.Store, &g.cfg, b.Rows.Snapshot, g.rows.replace)
 	g.prep = &preparers{fn: g.cfg.Prepare}
 	g.prep.more = sync.NewCond(&g.prep.mu)

@@ -82,7 +82,7 @@ func Recover(cfg Config) (raftlog.Boot, Report, error) {
 		if left := errors.Join(b.abandon(), lock.Close()); left != nil {
 			cfg.Group.Logger.Warn("after the start failed, not all could be closed", slog.Any("err", left))
 		}
-		return raftlog.Boot{}, b.report, err
+		return raftlog.Boot{}, b.report, AdviseFull(err, b.dir)
 	}
 	b.report.Took = time.Duration(cfg.Group.Clock.Now().Mono - begun.Mono)
 	cfg.Group.Logger.Info("data directory open", slog.String("dir", b.dir), slog.String("cluster", b.report.Identity.Cluster),

@@ -120,6 +120,16 @@ func (r *Reserve) extend(from int64, made bool) error {
 	return err
 }
 
+// AdviseFull adds to an error that a full volume caused what the operator can do.
+// Other errors are returned as they are.
+func AdviseFull(err error, dir string) error {
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	return fmt.Errorf("%w: the volume of %s is full, and somebody has taken what the reserve kept free: nothing that was answered is lost; "+
+		"remove or move files that are not the broker's (or make the volume larger) until some MiB are free, and start again", err, dir)
+}
+
 // releaseReserve lets a start on a full volume write.
 func (b *boot) releaseReserve() error {
 	if b.cfg.Reserve == nil {

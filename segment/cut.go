@@ -222,30 +222,55 @@ func (l *Log) RemoveSegment(seq uint64) error {
 // Remove removes the whole log and closes it. The directory is first renamed
 // to one with RemovedSuffix, durably, so that after a crash the log is there
 // or not, and never in part.
-func (l *Log) Remove() error {
+func (l *Log) Remove() error { return RemoveLogs([]*Log{l}) }
+
+// RemoveLogs is Remove for several logs, whose directories stand in one: that is
+// synced once. After an error each of them is there or not.
+func RemoveLogs(logs []*Log) error {
+	var renamed []*Log
+	for _, l := range logs {
+		did, err := l.renameAway()
+		if err != nil {
+			return err
+		}
+		if did {
+			renamed = append(renamed, l)
+		}
+	}
+	if len(renamed) == 0 {
+		return nil
+	}
+	o := renamed[0].o
+	if err := o.FS.SyncDir(filepath.Dir(o.Dir)); err != nil {
+		return renamed[0].removeError(err)
+	}
+	for _, l := range renamed {
+		if err := l.o.FS.RemoveAll(l.o.Dir + RemovedSuffix); err != nil {
+			return l.removeError(err)
+		}
+	}
+	return nil
+}
+
+// renameAway closes the log and renames its directory, if there is one.
+func (l *Log) renameAway() (did bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
-		return l.refusal("remove")
+		return false, l.refusal("remove")
 	}
 	l.abandonLocked()
 	if _, err := l.o.FS.Stat(l.o.Dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	gone := l.o.Dir + RemovedSuffix
 	if err := l.o.FS.RemoveAll(gone); err != nil {
-		return l.removeError(err)
+		return false, l.removeError(err)
 	}
 	if err := l.o.FS.Rename(l.o.Dir, gone); err != nil {
-		return l.removeError(err)
+		return false, l.removeError(err)
 	}
-	if err := l.o.FS.SyncDir(filepath.Dir(l.o.Dir)); err != nil {
-		return l.removeError(err)
-	}
-	if err := l.o.FS.RemoveAll(gone); err != nil {
-		return l.removeError(err)
-	}
-	return nil
+	return true, nil
 }
 
 func (l *Log) removeError(err error) error { return fmt.Errorf("remove log %d: %w", l.o.ID, err) }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 
 	"queen/internal/crashpoint"
 	"queen/internal/invariants"
@@ -323,7 +324,12 @@ func (l *Log) prepareSpaceLocked(flush int) error {
 	if end <= l.flushed {
 		return nil
 	}
-	if _, err := l.file.WriteAt(zeros[:end-l.flushed], l.flushed); err != nil {
+	_, err := l.file.WriteAt(zeros[:end-l.flushed], l.flushed)
+	if errors.Is(err, syscall.ENOSPC) {
+		// The volume has no room for what is only convenient. What was written of it goes: a finished file ends with its records.
+		return l.file.Truncate(l.flushed)
+	}
+	if err != nil {
 		return err
 	}
 	l.size = end

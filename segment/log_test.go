@@ -2,7 +2,9 @@ package segment
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 
 	"queen/internal/vfs"
@@ -75,5 +77,63 @@ func TestAppendReadScanReopen(t *testing.T) {
 	}
 	if err := l.Remove(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A volume that has room for the records and not for the zeros behind them is no reason to fail, and what was written of
+// the zeros is in no finished file.
+func TestNoRoomForPreparedSpace(t *testing.T) {
+	m := vfs.NewMem(1)
+	l, err := Open(Options{FS: m, Dir: "log/q7", ID: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refs []Ref
+	add := func() {
+		t.Helper()
+		ref, err := l.Append(bytes.Repeat([]byte("r"), 100))
+		if err == nil {
+			err = l.Sync()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs = append(refs, ref)
+	}
+	size := func() int64 {
+		info, err := m.Stat("log/q7/" + FileName(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size
+	}
+	m.SetCapacity(1000) // a step of zeros is 4 KiB
+	add()
+	add()
+	if want := int64(HeaderSize + 2*(RecordHeaderSize+100)); size() != want {
+		t.Errorf("the file has %d bytes, want %d", size(), want)
+	}
+	if err := l.Roll(); err != nil {
+		t.Fatal(err)
+	}
+	m.SetCapacity(0)
+	add()
+	if end, err := l.Scan(1, 0, nil); err != nil || end != size() {
+		t.Errorf("the finished file of %d bytes ends at %d: %v", size(), end, err)
+	}
+	for _, ref := range refs {
+		if _, err := l.Read(ref, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	// A record that does not fit is one.
+	m.SetCapacity(20_000)
+	for err == nil {
+		if _, err = l.Append(make([]byte, 5000)); err == nil {
+			err = l.Sync()
+		}
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Error(err)
 	}
 }

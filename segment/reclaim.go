@@ -58,6 +58,12 @@ func (l *Log) segment(seq uint64) (SegmentInfo, bool) {
 	return SegmentInfo{}, false
 }
 
+// Generation is that of a file as readers see it; 0: there is no such file.
+func (l *Log) Generation(seq uint64) uint64 {
+	s, _ := l.segment(seq)
+	return s.Generation
+}
+
 func (r *Rewrite) path() string { return r.log.path(r.Seq) + rewriteSuffix }
 
 func (r *Rewrite) write(fill func(add func(body []byte) (int64, error)) error) (err error) {

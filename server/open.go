@@ -77,12 +77,12 @@ func Open(cfg StorageConfig) (*Broker, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Broker{fatal: cfg.Fatal, reserve: recovery.NewReserve(cfg.FS, cfg.Dir, cfg.ReserveBytes, cfg.Logger)}
+	b := &Broker{fatal: func(err error) { cfg.Fatal(recovery.AdviseFull(err, cfg.Dir)) }, reserve: recovery.NewReserve(cfg.FS, cfg.Dir, cfg.ReserveBytes, cfg.Logger)}
 	b.bounds = bounds{cfg.Planner.WithDefaults(), cfg.Group.WithDefaults()}
 	b.waiting.calls = map[*fsm.Call]struct{}{}
 	b.machine.Store(&machine{Machine: fsm.New(cfg.Planner), observed: &b.observed, preparing: &b.waiting})
 	g := cfg.Group
-	g.FS, g.Dir, g.NodeID, g.Logger, g.Fatal = cfg.FS, cfg.Dir, cfg.NodeID, cfg.Logger, cfg.Fatal
+	g.FS, g.Dir, g.NodeID, g.Logger, g.Fatal = cfg.FS, cfg.Dir, cfg.NodeID, cfg.Logger, b.fatal
 	g.Machine = b.machine.Load()
 	g.Refuse = func(call any, err error) {
 		if c := call.(*fsm.Call); c.Done != nil {

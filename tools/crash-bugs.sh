@@ -18,6 +18,7 @@ checks() {
 	skip-dir-sync) echo "./tools/powercut TestPowerCuts" ;;
 	count-records) echo "./recovery TestI1DuplicateCopyIsOneCopy" ;;
 	bad-sum-is-end) echo "./recovery TestB03" ;;
+	reclaim-ahead) echo "./server/retention TestReclaimJudgesByItsCheckpoint" ;;
 	stale-table | unlink-too-early) echo "./server/retention TestReclaimCrashedAtEveryCall" ;;
 	*) echo sim ;;
 	esac

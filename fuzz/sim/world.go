@@ -95,6 +95,9 @@ func drawSettings(rng *rand.Rand) settings {
 			CompactSlack:       choose[int64](rng, 1, 16<<10, 1<<20),
 			MaxInFlight:        choose(rng, 1, 2, 2, 4),
 			MaxCycleCalls:      choose(rng, 2, 16, 4096),
+			CompactMinDeadPct:  choose(rng, 1, 20, 50),
+			ReclaimRest:        -1,
+			SealAge:            time.Duration(choose(rng, 1, 60)) * time.Second,
 		},
 		planner: fsm.Config{
 			DedupBytes:   choose[int64](rng, 1, 8<<10, 64<<10, 1<<20),
@@ -327,6 +330,7 @@ func (w *world) boot() {
 		}
 	}
 	cfg.Prepare = func(call any) { n.prepare(call.(*fsm.Call)) }
+	cfg.Kept = func() raftlog.Kept { return fsm.NewKept(w.set.planner) }
 	if w.verbose != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(w.verbose, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {

@@ -80,7 +80,15 @@ func (r *rig) open() (err error) {
 	if err != nil {
 		return err
 	}
-	return poll(func() bool { return r.b.Status().HasLeader })
+	if err := poll(func() bool { return r.b.Status().HasLeader || len(r.fatal) > 0 }); err != nil {
+		return err
+	}
+	if len(r.fatal) > 0 {
+		err := <-r.fatal
+		r.gone()
+		return err
+	}
+	return nil
 }
 
 func poll(done func() bool) error {
@@ -268,8 +276,11 @@ func (r *rig) checkpoint() {
 			r.call(&fsm.Read{Do: func(*fsm.State) {}})
 		}
 		// The checkpoint goes on without the clock. Only when none comes, more time has to pass.
-		for patient := time.Now().Add(time.Second); passes.Load() == was && (begun.Load() != was || time.Now().Before(patient)) && time.Now().Before(deadline); {
+		for patient := time.Now().Add(time.Second); passes.Load() == was && len(r.fatal) == 0 && (begun.Load() != was || time.Now().Before(patient)) && time.Now().Before(deadline); {
 			time.Sleep(20 * time.Microsecond)
+		}
+		if len(r.fatal) > 0 {
+			r.t.Fatal(<-r.fatal)
 		}
 		if time.Now().After(deadline) {
 			r.t.Fatal("no pass of reclaim")
@@ -286,8 +297,15 @@ func (r *rig) putKey() {
 // reclaim lets reclaim do everything that there is to do now.
 func (r *rig) reclaim() {
 	r.t.Helper()
-	for range 4 {
-		r.checkpoint()
+	c := r.b.Reclaimed()
+	did := func() int64 { return c.Files.Load() + c.Rewrites.Load() + c.Merges.Load() + c.Logs.Load() }
+	// What a pass releases goes with the next one or the one after it.
+	for idle, was := 0, did(); idle < 3; was = did() {
+		if r.checkpoint(); did() == was {
+			idle++
+		} else {
+			idle = 0
+		}
 	}
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	"queen/tools/internal/api"
 )
@@ -12,8 +14,14 @@ const (
 	leavingQueue = "leaving"
 )
 
-// leaveEvery is how many pushes pass before the queue that leaves is made and deleted.
-const leaveEvery = 50
+// How many pushes pass before the queue that leaves is made and deleted, and before a large value is put, of which a
+// checkpoint has to write enough to be worth compacting.
+const (
+	leaveEvery = 50
+	valueEvery = 5
+	values     = 16
+	valueBytes = 48 << 10
+)
 
 // churner pushes what retention takes away again, so that there are files to
 // free and to write anew.
@@ -28,6 +36,9 @@ func (c *churner) run(ctx context.Context) error {
 		_, err := c.api.Push(ctx, items...)
 		if err == nil && n%leaveEvery == 0 {
 			err = c.leave(ctx)
+		}
+		if err == nil && n%valueEvery == 0 {
+			_, err = c.api.KV(ctx, api.KVOp{Op: "put", NS: "churn", Key: fmt.Sprint(n / valueEvery % values), Value: strings.Repeat("v", valueBytes), TTLSeconds: 3600})
 		}
 		if err != nil {
 			if c.stop.Load() || ended(err) {

@@ -66,8 +66,10 @@ func openBroker(t testing.TB, fsys vfs.FS, dir string, group raftlog.Config) (*b
 		}
 	}
 	t.Cleanup(b.stop)
-	for eng.Status().Reason != "" {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(time.Minute); eng.Status().Reason != ""; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("the broker does not lead: %s", eng.Status().Reason)
+		}
 	}
 	return b, nil
 }

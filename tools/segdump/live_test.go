@@ -37,8 +37,10 @@ func TestLive(t *testing.T) {
 	settle := func() {
 		from := written.Load()
 		more <- struct{}{}
-		for written.Load() == from {
-			time.Sleep(time.Millisecond)
+		for end := time.Now().Add(time.Minute); written.Load() == from; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the broker answers nothing any more")
+			}
 		}
 	}
 	verify := func(args ...string) {
