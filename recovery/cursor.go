@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 	"path"
 	"slices"
 
@@ -69,7 +68,7 @@ type cursor struct {
 	cutAt  place // where a cut has to truncate; seq 0: nothing to cut
 	claims func(*item) (proven uint64)
 	recent []mark // where entries begin, rising; those that are proven durable are forgotten
-	upTo   uint64 // nothing behind this entry is looked at
+	upTo   uint64 // nothing behind this entry is looked at; 0: everything is
 	err    error
 }
 
@@ -95,7 +94,7 @@ func (c *cursor) above(index uint64) (at place, ok bool) {
 // newCursor starts before the first record; claims is called for every
 // readable record, also for those behind a bad one.
 func newCursor(q *raftlog.QueueLog, files []scanFile, window int, claims func(*item) uint64) *cursor {
-	return newCursorUpTo(q, files, window, claims, math.MaxUint64)
+	return newCursorUpTo(q, files, window, claims, 0)
 }
 
 // newCursorUpTo is newCursor for a log that grows: what is behind an entry may
@@ -112,7 +111,7 @@ func newCursorUpTo(q *raftlog.QueueLog, files []scanFile, window int, claims fun
 // end, and the log ends there (B25).
 func (c *cursor) advance() {
 	it, ok := c.next()
-	if ok && it.rec.Index > c.upTo {
+	if ok && c.upTo != 0 && it.rec.Index > c.upTo {
 		ok = false
 		c.stop()
 	}
