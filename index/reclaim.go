@@ -51,6 +51,17 @@ func (x *LogIndex) Walk(appends func(AppendRef), values func(id, seq uint64, pos
 	return nil
 }
 
+// Unsealed calls fn for the ids of the values in files that are not sealed yet.
+func (x *LogIndex) Unsealed(fn func(value uint64)) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, m := range x.mu.memory {
+		for _, v := range m.values {
+			fn(v.id)
+		}
+	}
+}
+
 func (p *tablePair) walk(appends func(AppendRef), values func(id, seq uint64, pos int64)) error {
 	a, err := newEntryReader(p, p.idx, sectionAppends, decodeAppends, func(r AppendRef) bool { return p.isDead(r.Seq) })
 	if err != nil {

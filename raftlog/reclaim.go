@@ -282,14 +282,18 @@ func (r *reclaimer) ofDeleted(j *judge, q *QueueLog) bool {
 	}
 	// No files: it was opened a moment ago. An unsealed file without records is what a power cut left of a queue that was
 	// lost with it: the next queue gets its id.
-	// A value may ride in the log that a row of another queue names, or of none: it stays for that one.
 	files := q.Files()
-	return len(files) > 0 && !j.names(q) && !slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from || f.MaxIndex == 0 && !f.Sealed })
+	needed := slices.ContainsFunc(files, func(f FileInfo) bool { return f.MaxIndex > j.from || f.MaxIndex == 0 && !f.Sealed })
+	return len(files) > 0 && !needed && !j.names(q)
 }
 
-// names reports whether rows name a value that is in the log.
-// The caller holds q.busy.
+// names reports whether a row names a value in the log of a deleted queue: the payload of a timer, or the answer of a
+// call, rides in whatever log its entry touched first. The caller holds q.busy, so nothing is sealed between the looks.
 func (j *judge) names(q *QueueLog) (named bool) {
+	q.Index.Unsealed(func(id uint64) { named = named || j.kept.Value(id) })
+	if named {
+		return true
+	}
 	err := q.Index.Walk(func(index.AppendRef) {}, func(id, _ uint64, _ int64) { named = named || j.kept.Value(id) })
 	return named || err != nil // what cannot be read is not removed
 }
