@@ -1,7 +1,5 @@
 package raftlog
 
-import "queen/internal/plant"
-
 // Times is one reading of both clocks.
 type Times struct {
 	// Mono is a monotonic clock in nanoseconds, from any start.
@@ -82,7 +80,7 @@ func (c *core) timeBound() int64 {
 // above the newest entry.
 func (c *core) takeoverTime() int64 {
 	at := c.note.bound(c.now.Mono)
-	if at == 0 || plant.Is(plant.WallClockLease) {
+	if at == 0 {
 		at = c.now.Wall
 	}
 	return max(at, c.lastTime+1)

@@ -12,6 +12,18 @@ const (
 	admin     = tokens.Admin
 )
 
+// Route is a method and a path that the server answers.
+type Route struct{ Method, Path, Level string }
+
+// Routes lists everything that the server answers, for documents and tests.
+func Routes() []Route {
+	out := make([]Route, len(routes))
+	for i, r := range routes {
+		out[i] = Route{r.method, r.path, r.level.String()}
+	}
+	return out
+}
+
 // routes is everything that this server answers; other paths and methods are
 // 404 no_such_route.
 var routes = []route{
@@ -102,4 +114,5 @@ var routes = []route{
 	{method: "GET", path: "/status", level: readOnly, local: true, handle: (*Server).serveStatus},
 	{method: "GET", path: "/metrics", level: public, local: true, handle: (*Server).serveMetrics},
 	{method: "GET", path: "/metrics/prometheus", level: public, local: true, handle: (*Server).servePrometheus},
+	{method: "GET", path: "/openapi.json", level: public, local: true, handle: (*Server).serveOpenAPI},
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	mrand "math/rand/v2"
-	"runtime/debug"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -248,9 +247,8 @@ func run(seed uint64, g goal, verbose io.Writer) (r result) {
 		case nil:
 		case errViolation:
 			r.err = v
-		default: // raft panics when it is told what cannot be
-			w.logf("%s", debug.Stack())
-			r.err = errViolation(fmt.Sprintf("panic: %v", v))
+		default:
+			panic(v)
 		}
 	}()
 	for w.totals.Commands < g.commands || w.totals.Faults < g.faults || w.now < g.seconds*second {

@@ -37,6 +37,9 @@ type Answer struct {
 // own, the engine on the memory file system. Do, Now, State and AwaitParked may
 // be called at once; the others may not.
 type Broker struct {
+	// Observe, when set, sees each answered request. Calls may come at once.
+	Observe func(method, path string, body []byte, a *Answer)
+
 	fs     *vfs.Mem
 	clock  *clock
 	client *http.Client
@@ -161,6 +164,9 @@ func (b *Broker) Do(ctx context.Context, method, path string, header http.Header
 	a := &Answer{Status: resp.StatusCode, Header: resp.Header, Body: data}
 	if b.marks != nil {
 		b.marks.answer(method, path, a)
+	}
+	if b.Observe != nil {
+		b.Observe(method, path, body, a)
 	}
 	return a, nil
 }

@@ -51,6 +51,7 @@ func runCase(t *testing.T, c *testCase, fixtures map[string]*testCase, q string,
 	if err != nil {
 		t.Fatalf("%s:%d: start the broker: %v", c.file, c.line, err)
 	}
+	b.Observe = exchanges.add
 	r := &run{
 		t: t, broker: b, fixtures: fixtures, settings: c.settings, crashes: crashes,
 		vars: map[string]string{"q": q}, pending: map[string]*pendingCall{},
