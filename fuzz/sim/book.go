@@ -56,7 +56,7 @@ type part struct {
 	ids       [][16]byte
 	last      int64 // time of the newest append
 	firstTime int64
-	txns      map[string]stored
+	txns      map[string][]stored // oldest first
 }
 
 type stored struct {
@@ -220,7 +220,7 @@ func (b *book) fire(t *timer, now int64) {
 func (b *book) append(a *entry.Append, pl *plan) (firing []*timer) {
 	p := b.parts[a.Partition]
 	if p == nil {
-		p = &part{queue: a.Queue, txns: map[string]stored{}, firstTime: pl.time}
+		p = &part{queue: a.Queue, txns: map[string][]stored{}, firstTime: pl.time}
 		b.parts[a.Partition] = p
 	}
 	if a.First != uint64(len(p.ids)) || a.Queue != p.queue || b.gone[a.Queue] || a.Time != pl.time {
@@ -268,10 +268,12 @@ func (b *book) dedup(p *part, txn string, m *message, now int64) {
 	if txn == "" {
 		return
 	}
-	if old, ok := p.txns[txn]; ok && now-old.time < dedupWindow*1_000_000 {
-		b.w.fail("transactionId %q is stored twice in %s/%s: offset %d at %d and %d at %d", txn, p.qname, p.name, old.offset, old.time, m.offset, now)
+	if n := len(p.txns[txn]); n > 0 {
+		if old := p.txns[txn][n-1]; now-old.time < dedupWindow*1_000_000 {
+			b.w.fail("transactionId %q is stored twice in %s/%s: offset %d at %d and %d at %d", txn, p.qname, p.name, old.offset, old.time, m.offset, now)
+		}
 	}
-	p.txns[txn] = stored{m.offset, now}
+	p.txns[txn] = append(p.txns[txn], stored{m.offset, now})
 }
 
 // check compares the answer of a call with the book, and enters what it did.
@@ -469,9 +471,11 @@ func (b *book) acksOf(c *command, cur *cursor, items []fsm.AckItem, mine []int, 
 	top, stop, stops, nacked := cur.floor, uint64(0), false, false
 	var settled []uint64
 	applied := false
+	taken := map[uint64]bool{}
 	for _, i := range mine {
 		it := &items[i]
-		o := c.acks[i].offset
+		o := b.meant(cur, it, c.acks[i].offset, taken)
+		taken[o] = true
 		mineLive := live && l.id == it.LeaseID && !b.gone[b.parts[cur.key.part].queue]
 		if !it.Success {
 			if mineLive && !cur.settled(o) && it.Err != "unavailable: the message cannot be read now" {
@@ -517,6 +521,28 @@ func (b *book) acksOf(c *command, cur *cursor, items []fsm.AckItem, mine []int, 
 	if nacked || cur.floor >= int64(l.to) {
 		cur.lease = nil
 	}
+}
+
+// meant is the offset that an ack is for; got is the one that the client has in
+// mind. On the wire it names a transactionId, and one that was stored again after
+// its window means the lowest message of the lease that is not settled, and that
+// no earlier ack of the call means.
+func (b *book) meant(cur *cursor, it *fsm.AckItem, got uint64, taken map[uint64]bool) uint64 {
+	all := b.parts[cur.key.part].txns[string(it.Txn)]
+	if len(all) < 2 || cur.lease == nil {
+		return got
+	}
+	again := got
+	for _, s := range all {
+		switch {
+		case s.offset > cur.lease.to || cur.settled(s.offset):
+		case taken[s.offset]:
+			again = s.offset
+		default:
+			return s.offset
+		}
+	}
+	return again
 }
 
 func (b *book) hashAt(part, offset uint64) uint64 { return b.msgs[b.parts[part].ids[offset]].hash }

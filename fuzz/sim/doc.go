@@ -25,7 +25,7 @@
 //   - A timer fires once, not before its time, unless it was cancelled or
 //     replaced before; at the end none is left.
 //   - Dead letters are those that acks filed, with their messages.
-//   - At the end every message of every group comes out.
+//   - At the end every message of every group comes out; the end waits for leases.
 //
 // A failure prints the seed; the same seed runs the same history, call by call.
 package main

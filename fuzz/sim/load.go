@@ -423,7 +423,7 @@ func (l *load) acks(d *delivery, mild bool) (items []fsm.AckItem, means []delive
 			Txn: []byte(m.txn), TxnHash: xxhash.Sum64String(m.txn), PartitionID: d.claim.PartitionID, Group: d.group,
 			HasLease: true, LeaseID: d.lease,
 		}
-		if i == bad {
+		if i == bad && !d.repeats(m.txn) {
 			it.Status, it.Error = choose(rng, fsm.Failed, fsm.Failed, fsm.Retry, fsm.DeadLetter), "broken"
 			if l.oneIn(3) {
 				it.DelayMs = rng.Int64N(2000)
@@ -438,6 +438,18 @@ func (l *load) acks(d *delivery, mild bool) (items []fsm.AckItem, means []delive
 		}
 	}
 	return items, means
+}
+
+// repeats reports whether a batch has a transactionId more than once: stored
+// again after its window. What is said of one of them may be meant of another.
+func (d *delivery) repeats(txn string) bool {
+	n := 0
+	for _, m := range d.messages {
+		if m.txn == txn {
+			n++
+		}
+	}
+	return n > 1
 }
 
 func (l *load) ack() *command {

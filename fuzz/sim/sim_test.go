@@ -3,6 +3,11 @@ package main
 import (
 	"fmt"
 	"testing"
+
+	"github.com/cespare/xxhash/v2"
+
+	"queen/fsm"
+	"queen/internal/entry"
 )
 
 // short is what a seed runs in tests.
@@ -97,5 +102,98 @@ func TestTheBookRefuses(t *testing.T) {
 func BenchmarkSeed(b *testing.B) {
 	for i := range b.N {
 		run(uint64(2+i), goal{commands: 10_000, disruptions: 20, minutes: 10}, nil)
+	}
+}
+
+// began is a world whose process runs and in which nothing breaks.
+func began(t *testing.T) *world {
+	t.Cleanup(seedRaft(1))
+	w := newWorld(1, short, nil)
+	w.load.draining = true
+	w.up()
+	return w
+}
+
+// violation is the rule that something broke; nil: none.
+func violation(f func()) (err error) {
+	defer func() {
+		switch v := recover().(type) {
+		case nil:
+		case errViolation:
+			err = v
+		default:
+			panic(v)
+		}
+	}()
+	f()
+	return nil
+}
+
+// The end of a run waits for leases however long they are: their messages come out.
+func TestTheEndWaitsForLeases(t *testing.T) {
+	w := began(t)
+	err := violation(func() {
+		l := w.load
+		p := &fsm.Push{Items: []fsm.PushItem{l.item("q1", "p0")}}
+		p.GroupItems()
+		w.ask(l.command(p))
+		pop := &fsm.Pop{Queue: "q1", Group: allGroup, Batch: 1, Partitions: 1, LeaseSeconds: 300, LeaseID: l.id()}
+		l.subscribe(pop)
+		w.ask(l.command(pop))
+		if len(pop.Claims) != 1 {
+			t.Fatalf("%d claims", len(pop.Claims))
+		}
+		w.drain()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// An ack names a transactionId. Of two messages that have it, the window between
+// them over, it means the lower one that is not settled.
+func TestAckOfARepeatedTransactionID(t *testing.T) {
+	w := began(t)
+	err := violation(func() {
+		l := w.load
+		for range 2 {
+			it := l.item("q1", "p0")
+			it.Txn, it.TxnHash = []byte("twice"), xxhash.Sum64String("twice")
+			it.Packed = entry.AppendMessage(nil, &entry.Message{ID: it.ID, Txn: it.Txn, Payload: []byte("1")})
+			w.book.msgs[it.ID].txn, w.book.msgs[it.ID].hash = "twice", xxhash.Sum64String("1")
+			p := &fsm.Push{Items: []fsm.PushItem{it}}
+			p.GroupItems()
+			w.ask(l.command(p))
+			w.chaos.skew += (dedupWindow + 1) * 1_000_000
+			w.pass(1)
+			w.restart() // broker time follows the wall clock of a boot
+		}
+		pop := &fsm.Pop{Queue: "q1", Group: allGroup, Batch: 2, Partitions: 1, LeaseSeconds: 20, LeaseID: l.id()}
+		l.subscribe(pop)
+		got := l.command(pop)
+		w.ask(got)
+		if err := w.read(got, pop); err != nil {
+			t.Fatal(err)
+		}
+		d := got.got[0]
+		if len(d.messages) != 2 {
+			t.Fatalf("%d messages", len(d.messages))
+		}
+		// The client means the first one twice: the second time it is the other one.
+		for i := range 2 {
+			ack := &fsm.Ack{Items: []fsm.AckItem{{
+				Txn: []byte("twice"), TxnHash: xxhash.Sum64String("twice"), PartitionID: d.claim.PartitionID, Group: allGroup, HasLease: true, LeaseID: d.lease,
+			}}}
+			c := l.command(ack)
+			c.acks = d.messages[:1]
+			w.ask(c)
+			if cur := w.book.cursor(d.claim.PartitionID, allGroup); !ack.Items[0].Success || ack.Items[0].Noop || cur.floor != int64(i) {
+				t.Fatalf("ack %d: %+v, settled up to %d", i, ack.Items[0], cur.floor)
+			}
+		}
+		w.drain()
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
