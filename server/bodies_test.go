@@ -23,6 +23,19 @@ var bodyRoutes = []struct{ method, target, good string }{
 	{"POST", "/api/v1/configure", `{"queue":"q","mode":"replace","namespace":"n","options":{"leaseTime":5,"retryLimit":null,"deadLetterQueue":false,"x":1}}`},
 	{"POST", "/api/v1/lease/019a2f40-6c11-7aa0-9d52-3b7e90c1f204/extend", `{"seconds":90}`},
 	{"POST", "/api/v1/dlq/019a2f40-6c11-7aa0-9d52-3b7e90c1f204/replay", `{"queue":" q ","partition":"p"}`},
+	{"POST", "/api/v1/fetch", `{"entries":[{"queue":"q","partition":7,"offset":0,"maxBytes":10}],"maxWaitMs":0,"minBytes":null}`},
+	{"POST", "/api/v1/fetch/offsets", `{"entries":[{"queue":"q","timestamp":"2026-01-01T00:00:00Z"},{"queue":"q","partition":"p","timestamp":1700000000000}]}`},
+	{"POST", "/api/v1/partitions/changed", `{"entries":[{"queue":"q","since":"2026-01-01T00:00:00Z","limit":5},{"queue":"q","since":null,"after":"x"}]}`},
+	{"POST", "/api/v1/traces", `{"partitionId":"31","transactionId":"t","data":{"a":[1]},"traceNames":["x","\u00e9"],"eventType":"e","consumerGroup":"g"}`},
+	{"POST", "/api/v1/dlq/redrive", `{"queue":"q","consumerGroup":"g","errorContains":"e","from":"2026-01-01T00:00:00Z","to":"2027-01-01T00:00:00Z","destination":{"queue":"d","partition":"p"},"limit":5,"ratePerSecond":9,"dryRun":false}`},
+	{"POST", "/api/v1/locks", `{"operations":[{"op":"acquire","name":"l","ttlSeconds":5,"owner":"o","limit":2},{"op":"renew","name":"m","token":3,"slot":1,"ttlSeconds":5},{"op":"release","name":"n","token":3},{"op":"get","name":"o"}]}`},
+	{"POST", "/api/v1/resources/kv/list", `{"namespace":"n","prefix":"p","after":"a","limit":5,"keysOnly":true,"includeExpired":false}`},
+	{"POST", "/api/v1/system/kv-timers", `{"kv":true,"timersSchedule":true,"timersFire":false}`},
+	{"POST", "/api/v1/consumer-groups/positions", `{"consumerGroup":"g","entries":[{"queue":"q","partition":"p"},{"queue":"q"}]}`},
+	{"POST", "/api/v1/consumer-groups/g/subscription", `{"subscriptionTimestamp":"2026-01-01T00:00:00Z"}`},
+	{"POST", "/api/v1/consumer-groups/g/queues/q/seek", `{"timestamp":"2026-01-01T00:00:00Z"}`},
+	{"POST", "/api/v1/consumer-groups/g/queues/q/partitions/p/seek", `{"offset":3}`},
+	{"POST", "/api/v1/ack", `{"transactionId":"t","partitionId":"31","next":{"queue":"q","consumerGroup":"g","partition":"p","batch":3,"partitions":1,"leaseSeconds":9,"subscriptionMode":"all","wait":false,"timeout":10}}`},
 }
 
 // settle makes a fake engine answer every call with a plain success.
@@ -34,6 +47,8 @@ func settle(c *fsm.Call) error {
 		}
 	case *fsm.ReplayDeadLetter:
 		b.Outcome = "gone"
+	case *fsm.Redrive:
+		b.Outcome = "started"
 	case *fsm.Timers:
 		for i := range b.Ops {
 			b.Ops[i].Status = "absent"
@@ -53,7 +68,7 @@ func checkBody(t *testing.T, s *Server, e *fakeEngine, route int, body string) {
 	rec := httptest.NewRecorder()
 	s.Handler().ServeHTTP(rec, req)
 	switch rec.Code {
-	case 200, 201, 400, 403, 404, 413:
+	case 200, 201, 202, 400, 403, 404, 413:
 	default:
 		t.Fatalf("%s %q: status %d %s", rt.target, body, rec.Code, rec.Body)
 	}

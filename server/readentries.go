@@ -182,11 +182,13 @@ func (r *readRequest) partition(sc *rawjson.Scanner, e *readEntry) {
 func (r *readRequest) moment(sc *rawjson.Scanner, name string) (raw []byte, micros int64) {
 	kind := sc.Kind()
 	raw = append([]byte(nil), sc.Raw()...)
-	switch kind {
-	case rawjson.Null:
+	switch {
+	case len(raw) == 0: // no value; the scanner says what is wrong
 		return nil, 0
-	case rawjson.String:
-		if t, ok := parseTime(string(raw[1:max(1, len(raw)-1)])); ok {
+	case kind == rawjson.Null:
+		return nil, 0
+	case kind == rawjson.String:
+		if t, ok := parseTime(string(raw[1 : len(raw)-1])); ok {
 			return raw, t
 		}
 	default:
