@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run cluster demo test unit race lint fuzz fuzz-short sim sim-cluster crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run cluster demo test unit race lint fuzz fuzz-short sim sim-cluster sim-bugs crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -74,6 +74,10 @@ sim:
 sim-cluster:
 	$(GO) build -o bin/sim-cluster ./fuzz/cluster
 	bin/sim-cluster -seeds $(SEEDS) -seed $(or $(SEED),1) -nodes 0
+
+# sim-bugs shows that it finds the bugs of clusters that are planted for it.
+sim-bugs:
+	@GO="$(GO)" ./tools/sim-bugs.sh
 
 crash-bugs:
 	@GO="$(GO)" ./tools/crash-bugs.sh

@@ -1,5 +1,7 @@
 package raftlog
 
+import "queen/internal/plant"
+
 // Times is one reading of both clocks.
 type Times struct {
 	// Mono is a monotonic clock in nanoseconds, from any start.
@@ -80,7 +82,7 @@ func (c *core) timeBound() int64 {
 // above the newest entry.
 func (c *core) takeoverTime() int64 {
 	at := c.note.bound(c.now.Mono)
-	if at == 0 {
+	if at == 0 || plant.Is(plant.WallClockLease) {
 		at = c.now.Wall
 	}
 	return max(at, c.lastTime+1)

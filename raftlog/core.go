@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"queen/internal/invariants"
+	"queen/internal/plant"
 )
 
 // core is the deterministic part of a group: raft, the state machine, the
@@ -380,11 +381,18 @@ func (c *core) send(msgs []*pb.Message) {
 func (c *core) write(m *pb.Message) {
 	r := appendRequest{entries: m.GetEntries(), commit: c.commit, responses: m.GetResponses()}
 	if m.Term != nil && (m.GetTerm() != c.sentHard.Term || m.GetVote() != c.sentHard.Vote) {
-		r.hard, r.term, r.vote = true, m.GetTerm(), m.GetVote()
+		r.hard, r.term, r.vote = !plant.Is(plant.VoteNotSynced) || len(r.entries) > 0, m.GetTerm(), m.GetVote()
 		c.sentHard.Term, c.sentHard.Vote = r.term, r.vote
 	}
 	if len(r.entries) == 0 && !r.hard && len(r.responses) == 0 {
 		return // a commit index, and nobody waits for it
+	}
+	if plant.Is(plant.AckBeforeDurable) {
+		for _, resp := range r.responses {
+			if resp.GetTo() != c.cfg.NodeID {
+				c.send([]*pb.Message{resp})
+			}
+		}
 	}
 	c.writes = append(c.writes, c.now.Mono)
 	if len(r.entries) > 0 {
@@ -428,6 +436,8 @@ func (c *core) applyEntry(e *pb.Entry) (done bool, err error) {
 	}
 	own := len(c.inflight) > 0 && c.inflight[0].index == index
 	switch {
+	case own && plant.Is(plant.AnswerByIndex):
+		c.release()
 	case own && c.inflight[0].term != term:
 		return false, c.overruled(index, term)
 	case own:

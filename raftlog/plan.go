@@ -7,6 +7,8 @@ import (
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
+
+	"queen/internal/plant"
 )
 
 // This file is the planning half of the core: when a cycle may run, what
@@ -16,6 +18,9 @@ import (
 // refuse, and what is in flight is bounded here, because raft's own limit
 // refuses proposals.
 func (c *core) mayPlan() bool {
+	if plant.Is(plant.RefusedProposal) {
+		return c.leading && c.dead == nil && len(c.inflight) < c.cfg.MaxInFlight
+	}
 	if !c.leading || c.dead != nil || c.retreat.active() {
 		return false
 	}
@@ -79,7 +84,7 @@ func (c *core) planOnce() {
 		c.lastTime = now
 		c.propose(p, n)
 	case p.Answer != nil:
-		c.reads = append(c.reads, readWait{after: c.planSeq, ask: c.nextRead, answer: p.Answer})
+		c.reads = append(c.reads, readWait{after: c.planSeq, ask: c.nextRead, confirmed: plant.Is(plant.StaleRead), answer: p.Answer})
 		c.askRead()
 	}
 	if len(p.Prepare) > 0 {
@@ -115,6 +120,10 @@ func (c *core) propose(p Plan, calls int) {
 			p.Answer(ErrAbandoned)
 		}
 		cause := fmt.Errorf("raft refused a proposal in term %d: the state holds effects that are in no log, restart to read it again: %w: %w", c.term, ErrAbandoned, err)
+		if plant.Is(plant.RefusedProposal) {
+			c.planSeq--
+			return
+		}
 		if c.ports.reread == nil {
 			c.fail(cause)
 			return

@@ -273,7 +273,7 @@ func (m *image) applyCommitted() error {
 	for len(m.pending) > 0 && !m.holdBack {
 		e := m.pending[0]
 		index := e.GetIndex()
-		if index > m.commit && !m.single {
+		if index > m.commit && !m.single && !plant.Is(plant.ApplyUncommitted) {
 			return nil
 		}
 		if e.GetType() != pb.EntryNormal && index > m.confDone {

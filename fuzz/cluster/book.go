@@ -18,7 +18,7 @@ type book struct {
 	messages map[string]*message // by transactionId
 	doubtful []*message
 	leases   map[uint64]int64 // by partition: until when, in real time, it is nobody else's
-	done     map[string]bool  // completed, by transactionId
+	done     map[string]int64 // when its completion was answered, by transactionId
 	counters map[string]*counter
 	lastRead map[string]readValue
 	history  map[string][]porcupine.Operation
@@ -44,7 +44,7 @@ type readValue struct {
 
 func newBook(w *world) *book {
 	return &book{
-		w: w, messages: map[string]*message{}, leases: map[uint64]int64{}, done: map[string]bool{}, counters: map[string]*counter{},
+		w: w, messages: map[string]*message{}, leases: map[uint64]int64{}, done: map[string]int64{}, counters: map[string]*counter{},
 		lastRead: map[string]readValue{}, history: map[string][]porcupine.Operation{},
 	}
 }
@@ -77,9 +77,13 @@ func (b *book) doubt(msgs []*message) {
 }
 
 // claimed takes a claim that is answered now and may be used until then: in real
-// time no other one may be live.
+// time no other one may be live. One that was over before it was answered, by a
+// leader that was deposed meanwhile, is no claim.
 func (b *book) claimed(cl *fsm.Claim, until int64) {
 	now := b.w.now
+	if until <= now {
+		return
+	}
 	if was := b.leases[cl.PartitionID]; was > now {
 		b.w.fail("partition %d is handed out %d to %d at %.3f s, and is leased until %.3f s", cl.PartitionID, cl.From, cl.To, float64(now)/1e9, float64(was)/1e9)
 	}
@@ -91,16 +95,17 @@ func (b *book) released(cl *fsm.Claim) {
 	b.leases[cl.PartitionID] = min(b.leases[cl.PartitionID], b.w.now)
 }
 
-// delivered takes one message of a batch.
-func (b *book) delivered(cl *fsm.Claim, offset uint64, txn, payload string) {
+// delivered takes one message of a batch of a pop that was sent at a time.
+func (b *book) delivered(cl *fsm.Claim, sent int64, offset uint64, txn, payload string) {
 	m := b.messages[txn]
+	at, done := b.done[txn]
 	switch {
 	case m == nil || m.refused:
 		b.w.fail("%s is delivered at %d/%d, and was never pushed", txn, cl.PartitionID, offset)
 	case m.payload != payload:
 		b.w.fail("%s comes with the payload %.20q, sent was %.20q", txn, payload, m.payload)
-	case b.done[txn]:
-		b.w.fail("%s is delivered after its ack was answered", txn)
+	case done && at < sent:
+		b.w.fail("%s is delivered to a pop of %.3f s, its ack was answered at %.3f s", txn, float64(sent)/1e9, float64(at)/1e9)
 	case m.known && (m.part != cl.PartitionID || m.offset != offset):
 		b.w.fail("%s is delivered at %d/%d, and is at %d/%d", txn, cl.PartitionID, offset, m.part, m.offset)
 	}
@@ -110,7 +115,9 @@ func (b *book) delivered(cl *fsm.Claim, offset uint64, txn, payload string) {
 
 func (b *book) settled(h *held) {
 	for _, txn := range h.txns {
-		b.done[txn] = true
+		if _, again := b.done[txn]; !again {
+			b.done[txn] = b.w.now
+		}
 	}
 }
 

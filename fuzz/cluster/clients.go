@@ -251,7 +251,7 @@ func (l *clients) pop() *operation {
 		decided: func(n *node, body any) {
 			p := body.(*fsm.Pop)
 			for _, cl := range p.Claims {
-				l.received(n, p, cl, sent+seconds*second)
+				l.received(n, p, cl, sent, seconds)
 			}
 		},
 		unknown: func() {},
@@ -259,16 +259,16 @@ func (l *clients) pop() *operation {
 }
 
 // received takes a batch, whose messages are read from the node that answered.
-func (l *clients) received(n *node, p *fsm.Pop, cl *fsm.Claim, until int64) {
+func (l *clients) received(n *node, p *fsm.Pop, cl *fsm.Claim, sent, seconds int64) {
 	l.w.totals.Leases++
 	h := &held{lease: p.LeaseID, claim: cl}
-	l.book.claimed(cl, until)
+	l.book.claimed(cl, sent+seconds*second)
 	err := n.step.Reader().ReadMessages(cl.QueueID, cl.PartitionID, cl.From, cl.To, func(offset uint64, _ int64, m *entry.Message) error {
 		if isSettled(cl, offset) {
 			return nil
 		}
 		txn := string(m.Txn)
-		l.book.delivered(cl, offset, txn, string(m.Payload))
+		l.book.delivered(cl, sent, offset, txn, string(m.Payload))
 		h.txns = append(h.txns, txn)
 		return nil
 	})

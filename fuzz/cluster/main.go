@@ -17,6 +17,7 @@ func main() {
 		commands = flag.Int("commands", 2000, "operations of a seed, at least")
 		faults   = flag.Int("faults", 20, "faults of a seed, at least")
 		seconds  = flag.Int64("seconds", 120, "simulated seconds of a seed, at least")
+		first    = flag.Bool("first", false, "end at the first seed that fails")
 		verbose  = flag.Bool("v", false, "print what happens")
 	)
 	flag.Parse()
@@ -27,7 +28,7 @@ func main() {
 	}
 	failed := 0
 	var simulated int64
-	for s := *seed; s < *seed+*seeds; s++ {
+	for s := *seed; s < *seed+*seeds && !(*first && failed > 0); s++ {
 		g := goal{nodes: *nodes, commands: *commands, faults: *faults, seconds: *seconds}
 		if g.nodes == 0 {
 			g.nodes = 3 + 2*int(s%2)

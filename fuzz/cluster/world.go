@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	mrand "math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -247,8 +248,9 @@ func run(seed uint64, g goal, verbose io.Writer) (r result) {
 		case nil:
 		case errViolation:
 			r.err = v
-		default:
-			panic(v)
+		default: // raft panics when it is told what cannot be
+			w.logf("%s", debug.Stack())
+			r.err = errViolation(fmt.Sprintf("panic: %v", v))
 		}
 	}()
 	for w.totals.Commands < g.commands || w.totals.Faults < g.faults || w.now < g.seconds*second {

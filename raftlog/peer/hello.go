@@ -91,15 +91,18 @@ func (t *Transport) judge(h *hello) (problem string, bars bool, err error) {
 		t.bar(fmt.Sprintf("node %d knows another disk of this node: %s", h.from, wayOut(self)))
 		return fmt.Sprintf("this is another disk of node %d than the one that you know: %s", self, wayOut(self)), false, nil
 	}
+	ok, err := t.cfg.Registry.Meet(h.from, h.instance)
+	switch {
+	case err != nil:
+		return "", false, err
+	case !ok:
+		return fmt.Sprintf("node %d has another disk than the one that is known: it has forgotten its votes and entries: %s", h.from, wayOut(h.from)), true, nil
+	}
 	if s := t.link(h.from).seen(); h.term < s.Term || h.last < s.Last {
 		return fmt.Sprintf("node %d has an older copy of its disk: it knows of term %d and entry %d, and was at term %d and entry %d when it was heard of last: %s",
 			h.from, h.term, h.last, s.Term, s.Last, wayOut(h.from)), true, nil
 	}
-	ok, err := t.cfg.Registry.Meet(h.from, h.instance)
-	if err == nil && !ok {
-		return fmt.Sprintf("node %d has another disk than the one that is known: it has forgotten its votes and entries: %s", h.from, wayOut(h.from)), true, nil
-	}
-	return "", false, err
+	return "", false, nil
 }
 
 func wayOut(id uint64) string {
