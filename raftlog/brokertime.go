@@ -49,6 +49,7 @@ func (b *brokerTime) at(t Times) int64 {
 type timeNote struct {
 	micros int64 // 0: nothing was heard
 	mono   int64
+	term   uint64 // of the leader whose clock it was
 }
 
 // bound is a time that the leader's clock has reached by now: it runs at 99% of
@@ -61,20 +62,23 @@ func (n *timeNote) bound(mono int64) int64 {
 	return n.micros + passed - passed/slewDivisor
 }
 
-// take notes a time that some node knew to be reached. A message that was long
-// under way says less than what is known already.
-func (n *timeNote) take(micros, mono int64) {
-	if micros != 0 && micros >= n.bound(mono) {
-		n.micros, n.mono = micros, mono
+// take notes a time that the clock of a leader had reached. That of a later leader
+// counts whatever an earlier one's showed: a deposed leader's clock ran on, and may
+// be ahead. Of one leader a message that was long under way says less than what is
+// known already.
+func (n *timeNote) take(micros int64, term uint64, mono int64) {
+	if micros != 0 && (term > n.term || term == n.term && micros >= n.bound(mono)) {
+		n.micros, n.mono, n.term = micros, mono, term
 	}
 }
 
-// timeBound is a time that the broker's clock has reached; 0: nothing is known.
-func (c *core) timeBound() int64 {
+// timeBound is a time that the broker's clock has reached, and the term of the
+// leader whose clock says so; 0: nothing is known.
+func (c *core) timeBound() (micros int64, term uint64) {
 	if c.clock.started {
-		return c.clock.at(c.now)
+		return c.clock.at(c.now), c.leadTerm
 	}
-	return c.note.bound(c.now.Mono)
+	return c.note.bound(c.now.Mono), c.note.term
 }
 
 // takeoverTime is where a new leader's clock begins: where the last one's was,

@@ -369,7 +369,8 @@ func (c *core) deliver(msgs []*pb.Message) {
 
 // send gives messages to peers, with what every one of them may want to know.
 func (c *core) send(msgs []*pb.Message) {
-	p := Parcel{Messages: msgs, Time: c.timeBound(), Commit: c.commit}
+	p := Parcel{Messages: msgs, Commit: c.commit}
+	p.Time, p.TimeTerm = c.timeBound()
 	if c.isLeader {
 		p.Keep = c.peers.keep
 	}

@@ -40,7 +40,7 @@ func (c *core) follow(why string) {
 	c.failReads(ErrNotLeader)
 	c.dropCheckpoint(why)
 	if c.clock.started && !c.conf.OnlyVoter(c.cfg.NodeID) {
-		c.note = timeNote{micros: c.clock.at(c.now), mono: c.now.Mono}
+		c.note = timeNote{micros: c.clock.at(c.now), mono: c.now.Mono, term: c.leadTerm}
 		c.clock.started = false
 	}
 }

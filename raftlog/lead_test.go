@@ -224,8 +224,27 @@ func TestF14TimeIsCarriedOn(t *testing.T) {
 	if low, high := theirs+9_900_000, theirs+10_000_000+10_000; got < low || got > high {
 		t.Fatalf("the clock begins at %d, the last leader's is at about %d", got, theirs+10_000_000)
 	}
-	if p := r.c.timeBound(); p != got {
+	if p, _ := r.c.timeBound(); p != got {
 		t.Fatalf("others are told %d", p)
+	}
+}
+
+// The clock of a leader that was deposed without noticing runs on: the next leader's
+// counts, also when it is behind.
+func TestF14LaterLeadersClockCounts(t *testing.T) {
+	var n timeNote
+	n.take(1_000_000, 4, 0)
+	n.take(900_000, 5, 0)
+	if got := n.bound(0); got != 900_000 {
+		t.Fatalf("noted %d, the leader of the later term says 900000", got)
+	}
+	n.take(2_000_000, 4, 0)
+	if got := n.bound(0); got != 900_000 {
+		t.Fatalf("noted %d of an earlier leader", got)
+	}
+	n.take(900_001, 5, 0)
+	if got := n.bound(0); got != 900_001 {
+		t.Fatalf("noted %d", got)
 	}
 }
 

@@ -12,8 +12,10 @@ import (
 // sender knows beside them.
 type Parcel struct {
 	Messages []*pb.Message
-	// Time is a broker time, in microseconds, that has been reached; 0: not known.
-	Time int64
+	// Time is a broker time, in microseconds, that has been reached by the clock of
+	// the leader of TimeTerm; 0: not known.
+	Time     int64
+	TimeTerm uint64
 	// Commit is the sender's commit index.
 	Commit uint64
 	// Keep is, from a leader, the first index that some follower may still ask
@@ -56,7 +58,7 @@ func (c *core) received(p *Parcel, at int64) {
 	if c.dead != nil {
 		return
 	}
-	c.note.take(p.Time, at)
+	c.note.take(p.Time, p.TimeTerm, at)
 	c.peers.commit = max(c.peers.commit, p.Commit)
 	if p.Keep != 0 {
 		c.peers.keep = p.Keep

@@ -80,7 +80,7 @@ func (s *stats) publish(c *core) {
 	s.peerCommit.Store(c.peers.commit)
 	s.voters.Store(int64(len(c.conf.Voters)))
 	s.stateTime.Store(c.lastTime)
-	if t := c.timeBound(); t != 0 {
+	if t, _ := c.timeBound(); t != 0 {
 		s.brokerTime.Store(t)
 	}
 }

@@ -25,6 +25,8 @@ type packet struct {
 	from, to int
 	bytes    []byte
 	time     int64
+	timeTerm uint64
+	keep     uint64
 	commit   uint64
 }
 
@@ -49,7 +51,7 @@ func (t *network) send(n *node, p raftlog.Parcel) {
 		for range copies {
 			t.seq++
 			delay := 50_000 + w.rng.Int64N(max(t.slow, 500_000))
-			heap.Push(&t.flying, packet{at: w.now + delay, seq: t.seq, from: from, to: to, bytes: b, time: p.Time, commit: p.Commit})
+			heap.Push(&t.flying, packet{at: w.now + delay, seq: t.seq, from: from, to: to, bytes: b, time: p.Time, timeTerm: p.TimeTerm, commit: p.Commit, keep: p.Keep})
 		}
 	}
 }
@@ -79,7 +81,7 @@ func (t *network) deliver() bool {
 		return true
 	}
 	n.timed = n.timed || p.time != 0
-	n.step.Receive(&raftlog.Parcel{Messages: []*pb.Message{m}, Time: p.time, Commit: p.commit})
+	n.step.Receive(&raftlog.Parcel{Messages: []*pb.Message{m}, Time: p.time, TimeTerm: p.timeTerm, Commit: p.commit, Keep: p.keep})
 	return true
 }
 

@@ -22,7 +22,8 @@
 //	8    8     broker time that has been reached, microseconds; 0: not known
 //	16   8     commit index of the sender
 //	24   8     first index that a follower may ask for; 0: not from a leader
-//	32   ..    messages: each a u32 length and raft's protobuf
+//	32   8     term of the leader whose clock had reached the time
+//	40   ..    messages: each a u32 length and raft's protobuf
 //
 // A frame without messages keeps a quiet connection alive.
 //

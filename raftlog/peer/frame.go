@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	frameHead = 28 // behind the length
+	frameHead = 36 // behind the length
 	// maxFrame bounds a frame: the largest entry is 96 MiB and something.
 	maxFrame = 160 << 20
 	// readStep is how much memory a length on the wire is believed at once.
@@ -30,6 +30,7 @@ func appendFrame(dst []byte, group uint32, p *raftlog.Parcel) ([]byte, error) {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(p.Time))
 	dst = binary.LittleEndian.AppendUint64(dst, p.Commit)
 	dst = binary.LittleEndian.AppendUint64(dst, p.Keep)
+	dst = binary.LittleEndian.AppendUint64(dst, p.TimeTerm)
 	for _, m := range p.Messages {
 		from := len(dst)
 		dst = append(dst, 0, 0, 0, 0)
@@ -76,6 +77,7 @@ func parseFrame(b []byte) (group uint32, p *raftlog.Parcel, err error) {
 	group = binary.LittleEndian.Uint32(b)
 	p = &raftlog.Parcel{
 		Time: int64(binary.LittleEndian.Uint64(b[4:])), Commit: binary.LittleEndian.Uint64(b[12:]), Keep: binary.LittleEndian.Uint64(b[20:]),
+		TimeTerm: binary.LittleEndian.Uint64(b[28:]),
 	}
 	for b = b[frameHead:]; len(b) > 0; {
 		if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {

@@ -146,11 +146,11 @@ func TestMessagesArriveWithWhatIsKnown(t *testing.T) {
 		if len(all[1].received()) > 0 && len(all[2].received()) > 0 {
 			return true
 		}
-		all[0].tr.Send(0, raftlog.Parcel{Messages: []*pb.Message{app, beat(1, 3, 4)}, Time: 99, Commit: 6, Keep: 5})
+		all[0].tr.Send(0, raftlog.Parcel{Messages: []*pb.Message{app, beat(1, 3, 4)}, Time: 99, TimeTerm: 3, Commit: 6, Keep: 5})
 		return false
 	})
 	p := all[1].received()[0]
-	if p.Time != 99 || p.Commit != 6 || p.Keep != 5 || len(p.Messages) != 1 || !proto.Equal(p.Messages[0], app) {
+	if p.Time != 99 || p.TimeTerm != 3 || p.Commit != 6 || p.Keep != 5 || len(p.Messages) != 1 || !proto.Equal(p.Messages[0], app) {
 		t.Errorf("station 2 received %d messages, time %d, commit %d, keep %d", len(p.Messages), p.Time, p.Commit, p.Keep)
 	}
 	if p := all[2].received()[0]; len(p.Messages) != 1 || !proto.Equal(p.Messages[0], beat(1, 3, 4)) {

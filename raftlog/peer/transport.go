@@ -191,7 +191,7 @@ func (t *Transport) Send(group uint32, p raftlog.Parcel) {
 		return
 	}
 	for _, id := range t.ids {
-		part := raftlog.Parcel{Time: p.Time, Commit: p.Commit, Keep: p.Keep}
+		part := raftlog.Parcel{Time: p.Time, TimeTerm: p.TimeTerm, Commit: p.Commit, Keep: p.Keep}
 		for _, m := range p.Messages {
 			if m.GetTo() == id {
 				part.Messages = append(part.Messages, m)
