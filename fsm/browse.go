@@ -14,9 +14,10 @@ type BrowseFilter struct {
 type BrowseQueue struct {
 	ID                    uint64
 	Name, Namespace, Task string
-	HasQueueMode          bool // the group of pops without a group is there
-	Groups                int  // others
-	Written               bool // since From
+	HasQueueMode          bool  // the group of pops without a group is there
+	Groups                int   // others
+	Written               bool  // since From
+	LastAppend            int64 // of the partition that was written last, microseconds
 	Partition             *RecentPartition
 }
 
@@ -48,11 +49,11 @@ func (s *State) BrowseQueues(tenant string, f *BrowseFilter, after string) (out 
 		if f.Partition != "" {
 			if p := q.byName[f.Partition]; p != nil {
 				one := p.recent()
-				b.Partition, b.Written = &one, p.lastAppend >= f.From
+				b.Partition, b.Written, b.LastAppend = &one, p.lastAppend >= f.From, p.lastAppend
 			}
 		} else {
 			q.recency.descend(0, func(p *partition) bool {
-				b.Written = p.lastAppend >= f.From
+				b.Written, b.LastAppend = p.lastAppend >= f.From, p.lastAppend
 				return false
 			})
 		}
@@ -165,8 +166,10 @@ type MessageState struct {
 	Consumed, Groups int           // groups that have settled it; of these
 	LeaseExpires     int64         // the earliest end of a lease on it, microseconds; 0: none
 
-	at              int // groups that were looked at
+	at              int    // groups that were looked at
+	letter          string // the last dead letter that was looked at
 	pending, leased bool
+	filed           bool
 	anyone, decided bool
 }
 
@@ -231,24 +234,39 @@ func (s *State) judge(r *MessageState, budget *int, each func(GroupState)) (whol
 			each(GroupState{Name: g.name, Consumed: settled, LeaseExpires: lease})
 		}
 	}
-	r.Status = statusOf(r.anyone && !r.pending, r.leased)
-	if p.letters > 0 {
-		p.q.byPlace.Ascend(string(placeKey(p.id, r.Offset)), func(_ string, l *deadLetter) bool {
-			if l.partitionID != p.id || l.offset != r.Offset {
-				return false
-			}
-			if l.group != TimerGroup {
-				r.Status = StatusDeadLetter
-			}
-			if l.group == QueueMode {
-				r.QueueStatus = StatusDeadLetter
-			}
-			*budget--
-			return *budget > -viewSlice
-		})
+	if p.letters > 0 && !r.judgeLetters(p, budget) {
+		return false
+	}
+	if r.Status = statusOf(r.anyone && !r.pending, r.leased); r.filed {
+		r.Status = StatusDeadLetter
 	}
 	r.decided = true
 	return true
+}
+
+// judgeLetters looks at the dead letters in the place of a message, of which
+// timers can leave any number there.
+func (r *MessageState) judgeLetters(p *partition, budget *int) (whole bool) {
+	whole = true
+	p.q.byPlace.Ascend(max(string(placeKey(p.id, r.Offset)), r.letter), func(key string, l *deadLetter) bool {
+		if l.partitionID != p.id || l.offset != r.Offset {
+			return false
+		}
+		if key == r.letter {
+			return true
+		}
+		if whole = *budget > 0; !whole {
+			return false
+		}
+		*budget--
+		r.letter = key
+		r.filed = r.filed || l.group != TimerGroup
+		if l.group == QueueMode {
+			r.QueueStatus = StatusDeadLetter
+		}
+		return true
+	})
+	return whole
 }
 
 func statusOf(settled, leased bool) MessageStatus {

@@ -61,6 +61,7 @@ func (s *State) LettersAt(tenant string, partition uint64, offset *uint64, after
 	if offset != nil {
 		lo, hi = placeKey(partition, *offset), placeKey(partition, *offset+1)
 	}
+	seen, last := 0, ""
 	p.q.byPlace.Ascend(max(string(lo), after), func(key string, l *deadLetter) bool {
 		if key >= string(hi) {
 			return false
@@ -68,20 +69,18 @@ func (s *State) LettersAt(tenant string, partition uint64, offset *uint64, after
 		if key == after {
 			return true
 		}
-		if len(out) == letterSlice {
-			next = out[len(out)-1].place()
+		if seen == letterSlice {
+			next = last
 			return false
 		}
+		seen++ // also those that are passed over: a timer can leave any number in one place
+		last = key
 		if offset == nil || l.group != TimerGroup {
 			out = append(out, l.info())
 		}
 		return true
 	})
 	return out, next
-}
-
-func (l *DeadLetterInfo) place() string {
-	return string(placeKey(l.PartitionID, l.Offset)) + string(l.ID[:])
 }
 
 // DeleteLetters removes dead letters, at most MaxDeleteLetters of them; what is

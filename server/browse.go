@@ -95,7 +95,7 @@ type browse struct {
 	f      browseFilter
 	until  int64 // messages before it, microseconds
 	reader raftlog.Reader
-	feeds  []*browseFeed
+	feeds  browseFeeds
 	heads  browseHeads
 	opened map[uint64]bool
 	skip   int
@@ -109,7 +109,22 @@ type browseFeed struct {
 	queue fsm.BrowseQueue
 	walk  fsm.RecentWalk
 	bound int64 // nothing that is still to come is newer
-	more  bool
+}
+
+// browseFeeds is a heap of queues, that whose next partition may be the newest
+// first: there may be very many, and a page needs few of them.
+type browseFeeds []*browseFeed
+
+func (h browseFeeds) Len() int           { return len(h) }
+func (h browseFeeds) Less(i, j int) bool { return h[i].bound > h[j].bound }
+func (h browseFeeds) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *browseFeeds) Push(v any)        { *h = append(*h, v.(*browseFeed)) }
+func (h *browseFeeds) Pop() any {
+	old := *h
+	f := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return f
 }
 
 // browseMode is who reads the queues that were looked at.
@@ -215,20 +230,27 @@ func (b *browse) findQueues() bool {
 			b.mode.queueMode = b.mode.queueMode || page[i].HasQueueMode
 			b.mode.groups += page[i].Groups
 			if page[i].Written {
-				b.feeds = append(b.feeds, &browseFeed{queue: page[i], walk: fsm.RecentWalk{From: b.f.From}, bound: b.until, more: true})
+				bound := min(page[i].LastAppend, b.until) // what is written from now on is not in the window
+				b.feeds = append(b.feeds, &browseFeed{queue: page[i], walk: fsm.RecentWalk{From: b.f.From}, bound: bound})
 			}
 		}
 	}
+	heap.Init(&b.feeds)
 	return true
 }
 
 // collect fills the page.
 func (b *browse) collect() error {
 	for len(b.rows) < b.f.limit {
-		feed := b.newestFeed()
-		if feed != nil && (len(b.heads) == 0 || b.heads[0].time <= feed.bound) {
-			if err := b.feed(feed); err != nil {
+		if len(b.feeds) > 0 && (len(b.heads) == 0 || b.heads[0].time <= b.feeds[0].bound) {
+			more, err := b.feed(b.feeds[0])
+			if err != nil {
 				return err
+			}
+			if more {
+				heap.Fix(&b.feeds, 0)
+			} else {
+				heap.Pop(&b.feeds)
 			}
 			continue
 		}
@@ -242,34 +264,23 @@ func (b *browse) collect() error {
 	return nil
 }
 
-// newestFeed is the queue whose next partition may be the newest.
-func (b *browse) newestFeed() (newest *browseFeed) {
-	for _, f := range b.feeds {
-		if f.more && (newest == nil || f.bound > newest.bound) {
-			newest = f
-		}
-	}
-	return newest
-}
-
-// feed opens the next partitions of a queue.
-func (b *browse) feed(f *browseFeed) error {
+// feed opens the next partitions of a queue; more: others may come.
+func (b *browse) feed(f *browseFeed) (more bool, err error) {
 	if p := f.queue.Partition; p != nil {
-		f.more = false
-		return b.open(&f.queue, p)
+		return false, b.open(&f.queue, p)
 	}
 	var parts []fsm.RecentPartition
-	if !b.s.read(b.x, func(st *fsm.State) { parts, f.bound, f.more = st.Recent(f.queue.ID, &f.walk) }) {
-		return errAnswered
+	if !b.s.read(b.x, func(st *fsm.State) { parts, f.bound, more = st.Recent(f.queue.ID, &f.walk) }) {
+		return false, errAnswered
 	}
 	for i := range parts {
 		if err := b.open(&f.queue, &parts[i]); err != nil {
-			return err
+			return false, err
 		}
 	}
 	f.bound = min(f.bound, b.until)
 	b.prune()
-	return nil
+	return more, nil
 }
 
 // prune forgets partitions that cannot come on the page any more: every one
