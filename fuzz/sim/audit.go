@@ -40,6 +40,7 @@ func (b *book) audit(n *node) {
 	}
 	b.auditTimers(s)
 	b.auditLetters(n, s)
+	b.auditOutcomes(n, s)
 }
 
 // The listings of the state come in slices; these put them together.

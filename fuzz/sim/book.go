@@ -36,6 +36,9 @@ type book struct {
 	kv      kvModel
 	timers  map[string]*timer // pending, by queue and key
 	letters map[letterKey]int // present
+
+	outcomes map[string]firstAnswer // by key
+	window   int64                  // for which they are kept, microseconds
 }
 
 // message is one message that a client has made.
@@ -103,7 +106,7 @@ func newBook(w *world) *book {
 	return &book{
 		w: w, msgs: map[[16]byte]*message{}, parts: map[uint64]*part{}, names: map[string]uint64{}, gone: map[uint64]bool{},
 		cursors: map[cursorKey]*cursor{}, leases: map[[16]byte][]*cursor{}, timers: map[string]*timer{}, letters: map[letterKey]int{},
-		kv: kvModel{rows: map[string]kvRow{}, next: 1},
+		kv: kvModel{rows: map[string]kvRow{}, next: 1}, outcomes: map[string]firstAnswer{}, window: w.set.planner.OutcomeWindow,
 	}
 }
 
@@ -280,6 +283,9 @@ func (b *book) dedup(p *part, txn string, m *message, now int64) {
 func (b *book) check(c *command, pl *plan) {
 	if b.w.verbose != nil {
 		b.w.logf("entered at %d: %s", pl.time, c)
+	}
+	if c.call.Key != nil && !b.keyed(c, pl.time) {
+		return
 	}
 	switch body := c.call.Body.(type) {
 	case *fsm.Push:

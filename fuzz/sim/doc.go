@@ -25,6 +25,8 @@
 //   - A timer fires once, not before its time, unless it was cancelled or
 //     replaced before; at the end none is left.
 //   - Dead letters are those that acks filed, with their messages.
+//   - A call that is sent again under its key gets the first answer, and has no
+//     second effect; what is kept of it is there after every boot.
 //   - At the end every message of every group comes out; the end waits for leases.
 //
 // A failure prints the seed; the same seed runs the same history, call by call.

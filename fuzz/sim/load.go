@@ -30,14 +30,16 @@ const (
 
 // command is one call of a client.
 type command struct {
-	n      int
-	client int
-	call   *fsm.Call
-	acks   []delivered // what the acks of the call mean, one by one
-	letter letterKey
-	got    []*delivery // of a pop
-	done   bool
-	err    error
+	n       int
+	client  int
+	call    *fsm.Call
+	acks    []delivered // what the acks of the call mean, one by one
+	letter  letterKey
+	got     []*delivery // of a pop
+	answer  []byte      // of a repeat
+	fetched bool        // the client got it
+	done    bool
+	err     error
 }
 
 func (c *command) String() string {
@@ -90,6 +92,7 @@ type load struct {
 	clients  []*client
 	held     []*delivery
 	letters  []letter
+	requests []request // with keys
 	seq      uint64
 	deletes  int // under way
 	draining bool
@@ -215,6 +218,9 @@ func (l *load) answered(c *command, err error) {
 	if err != nil && w.chaos.faulted == "" && w.chaos.image == nil {
 		w.fail("call %d (%T) is answered with an error, and nothing was broken: %v", c.n, c.call.Body, err)
 	}
+	if k := c.call.Key; k != nil && k.Repeat && err == nil {
+		w.repeated(c)
+	}
 	if c.client < 0 {
 		return
 	}
@@ -301,8 +307,10 @@ func (l *load) payload() []byte {
 // make draws a command.
 func (l *load) make() *command {
 	switch n := l.w.rng.IntN(100); {
-	case n < 24:
+	case n < 20:
 		return l.command(l.push())
+	case n < 24:
+		return l.keyedCall()
 	case n < 46:
 		return l.command(l.pop())
 	case n < 62:
@@ -340,11 +348,20 @@ func (l *load) look(s *fsm.State) {
 }
 
 func (l *load) item(queue, partition string) fsm.PushItem {
+	txn := ""
+	if l.oneIn(3) {
+		txn = fmt.Sprintf("t%d", int(l.seq+1)/4+l.w.rng.IntN(12))
+	}
+	return l.itemOf(queue, partition, txn)
+}
+
+// itemOf makes an item; without a transactionId it gets a minted one.
+func (l *load) itemOf(queue, partition, txn string) fsm.PushItem {
 	it := fsm.PushItem{Queue: queue, Partition: partition, ID: l.id()}
 	m := entry.Message{ID: it.ID, Minted: true, Payload: l.payload()}
 	known := &message{queue: queue, partition: partition, hash: payloadHash(&m)}
-	if l.oneIn(3) {
-		known.txn = fmt.Sprintf("t%d", int(l.seq)/4+l.w.rng.IntN(12))
+	if txn != "" {
+		known.txn = txn
 		it.Txn, m.Minted = []byte(known.txn), false
 		m.Txn = it.Txn
 	}

@@ -54,9 +54,9 @@ func main() {
 func report(seed uint64, r result, took time.Duration) string {
 	t := r.totals
 	return fmt.Sprintf("seed %d: %d commands (%d answered, %d lost), %d kills, %d power cuts, %d failed calls, %d clean stops, %d boots (%d failed, %d with a cut, %d by digest), "+
-		"%d entries, %d replayed, %d messages, %d checkpoints, %d syncs, %d simulated seconds in %.2f s, trace %016x",
+		"%d repeats, %d entries, %d replayed, %d messages, %d checkpoints, %d syncs, %d simulated seconds in %.2f s, trace %016x",
 		seed, t.Commands, t.Answered, t.Lost, t.Kills, t.PowerCuts, t.Faults, t.CleanStops, t.Boots, t.FailedBoots, t.Cuts, t.Digests,
-		t.Entries, t.Replayed, t.Messages, t.Checkpoints, t.Syncs, t.SimSeconds, took.Seconds(), r.hash)
+		t.Repeats, t.Entries, t.Replayed, t.Messages, t.Checkpoints, t.Syncs, t.SimSeconds, took.Seconds(), r.hash)
 }
 
 // failure says what broke and how to see it again.

@@ -46,7 +46,7 @@ func TestOneSeedRunsTwice(t *testing.T) {
 func TestTheBookRefuses(t *testing.T) {
 	// Each makes the book wrong, as soon as there is something to be wrong about; what may be over before anybody looks is
 	// made wrong again and again.
-	again := map[string]bool{"a lost timer": true, "a lease given twice": true}
+	again := map[string]bool{"a lost timer": true, "a lease given twice": true, "a lost outcome": true, "another answer": true}
 	for name, wrong := range map[string]func(*world) (done bool){
 		"a lost key": func(w *world) (done bool) {
 			for _, id := range sortedKeys(w.book.kv.rows) {
@@ -63,6 +63,19 @@ func TestTheBookRefuses(t *testing.T) {
 		"a lost timer": func(w *world) bool {
 			done := len(w.book.timers) > 0
 			clear(w.book.timers)
+			return done
+		},
+		"a lost outcome": func(w *world) bool {
+			done := len(w.book.outcomes) > 0
+			clear(w.book.outcomes)
+			return done
+		},
+		"another answer": func(w *world) (done bool) {
+			for key, first := range w.book.outcomes {
+				first.body = append(first.body, 'x')
+				w.book.outcomes[key] = first
+				done = true
+			}
 			return done
 		},
 		"a moved cursor": func(w *world) (done bool) {

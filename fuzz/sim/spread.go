@@ -137,6 +137,7 @@ func (t *totals) add(o totals) {
 	t.Digests += o.Digests
 	t.Entries += o.Entries
 	t.Messages += o.Messages
+	t.Repeats += o.Repeats
 	t.Checkpoints += o.Checkpoints
 	t.Syncs += o.Syncs
 	t.SimSeconds += o.SimSeconds

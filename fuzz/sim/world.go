@@ -57,7 +57,7 @@ type totals struct {
 	Commands, Answered, Lost                    int
 	Kills, PowerCuts, Faults, CleanStops, Boots int
 	FailedBoots, Replayed, Cuts, Digests        int
-	Entries, Messages, Checkpoints              int
+	Entries, Messages, Checkpoints, Repeats     int
 	Syncs                                       uint64
 	SimSeconds                                  int64
 }
@@ -104,6 +104,8 @@ func drawSettings(rng *rand.Rand) settings {
 			CycleBytes:   choose(rng, 1<<10, 16<<10, 1<<20),
 			TimerTick:    choose[int64](rng, 1, 50_000),
 			KVSweepLimit: choose(rng, 2, 512),
+			// Of broker time, which also jumps: some outcomes are still there when a call comes again, some are not.
+			OutcomeWindow: choose[int64](rng, 2_000_000, 600_000_000),
 		},
 		clients: choose(rng, 2, 6, 12, 24),
 		storm:   rng.IntN(3) == 0,
