@@ -135,16 +135,16 @@ type browseMode struct {
 
 // browsePart is a partition with the message that comes next.
 type browsePart struct {
-	queue       *fsm.BrowseQueue
-	id          uint64
-	name        string
-	start       uint64
-	offset      uint64               // the message that comes next
-	time        int64                // when it was pushed
-	appends     []raftlog.AppendTime // rising; the last one holds offset
-	judged      []fsm.MessageState   // by status: what is known of offset and below, the next one last
-	whole       bool                 // nothing is left
-	first, size uint64               // of the append that holds offset
+	queue   *fsm.BrowseQueue
+	id      uint64
+	name    string
+	start   uint64
+	offset  uint64               // the message that comes next
+	time    int64                // when it was pushed
+	appends []raftlog.AppendTime // rising; the last one holds offset
+	judged  []fsm.MessageState   // by status: what is known of offset and below, the next one last
+	whole   bool                 // nothing is left
+	first   uint64               // of the append that holds offset
 }
 
 // browseRow is a row of the page.

@@ -41,10 +41,10 @@ type readEntry struct {
 }
 
 type readRequest struct {
-	entries            []readEntry
-	maxWait, minBytes  int64
-	hasEntries, isList bool
-	bad                string
+	entries           []readEntry
+	maxWait, minBytes int64
+	isList            bool
+	bad               string
 }
 
 func (r *readRequest) refuse(bad string) {

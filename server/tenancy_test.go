@@ -22,8 +22,7 @@ import (
 type tenantRow struct {
 	path    string // with values for the parameters, and a query
 	body    string
-	header  string // a value for x-queen-worker
-	changes bool   // it is no read
+	changes bool // it is no read
 }
 
 // shared are the routes that are not about a tenant, and why.

@@ -249,7 +249,7 @@ func (t *Transport) serveStream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer t.release(conn)
-	if err := t.read(t.link(h.from), conn, rw.Reader); err != nil && t.ctx.Err() == nil {
+	if err := t.read(t.link(h.from), conn, rw.Reader); t.ctx.Err() == nil {
 		t.cfg.Logger.Info("a stream ended", slog.Uint64("node", h.from), slog.Any("err", err))
 	}
 }
@@ -275,7 +275,7 @@ func (t *Transport) release(c net.Conn) {
 	t.wg.Done()
 }
 
-// read takes frames from a stream.
+// read takes frames from a stream until that fails.
 func (t *Transport) read(l *link, conn net.Conn, r *bufio.Reader) error {
 	var buf []byte
 	var told time.Time
