@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -136,4 +137,52 @@ func checkWhole(t *testing.T, b *Broker, calls int) {
 		t.Error(err)
 	}
 	t.Logf("%d of %d calls whose callers left were carried out", counts["a"], calls)
+}
+
+// TestB49AcksOfClientsThatLeave: acks of a batch whose sender closes its
+// connection without reading the answer. They hold or they do not, never half of
+// them, and nothing else goes wrong.
+func TestB49AcksOfClientsThatLeave(t *testing.T) {
+	t.Parallel()
+	b := startBroker(t)
+	r := &run{t: t, broker: b, vars: map[string]string{}, pending: map[string]*pendingCall{}}
+	const calls = 20
+	for n := range calls {
+		q := fmt.Sprintf("q%d", n)
+		if err := r.push([]string{q, "m1..m3"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.pop([]string{q}, []string{"m1..m3", "lease=L", "partition=P"}); err != nil {
+			t.Fatal(err)
+		}
+		item := func(id string) string {
+			return fmt.Sprintf(`{"transactionId":%q,"partitionId":%q,"leaseId":%q,"status":"completed"}`, id, r.vars["P"], r.vars["L"])
+		}
+		body := `{"acknowledgments":[` + item("m1") + "," + item("m3") + "," + item("unknown") + `]}`
+		sendAndLeave(t, b, fmt.Sprintf("POST /api/v1/ack/batch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+	}
+	// A call may still be on its way: the server has read all of them when it has
+	// shut down.
+	if err := b.Restart(nil); err != nil {
+		t.Fatal(err)
+	}
+	held := 0
+	for n := range calls {
+		a, err := b.Do(t.Context(), "GET", fmt.Sprintf("/api/v1/resources/queues/q%d/depth", n), http.Header{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var depth struct{ Pending, Processing int }
+		if err := json.Unmarshal(a.Body, &depth); err != nil {
+			t.Fatalf("%v in %s", err, a.Body)
+		}
+		// An ack of m3, which ends the batch, settles m2 too.
+		if depth.Pending != 0 && depth.Pending != 3 || depth.Processing != depth.Pending {
+			t.Errorf("queue %d: %+v, want that all or nothing is settled", n, depth)
+		}
+		if depth.Pending == 0 {
+			held++
+		}
+	}
+	t.Logf("%d of %d acks whose senders left were carried out", held, calls)
 }
