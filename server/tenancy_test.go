@@ -34,6 +34,7 @@ var sharedRoutes = map[string]string{
 	"GET /api/v1/raft/status":       "the state of the node",
 	"GET /api/v1/raft/members":      "the state of the cluster",
 	"GET /api/v1/raft/liveness":     "the state of the cluster",
+	"GET /openapi.json":             "the description of the API, the same for everybody",
 	"GET /health":                   "the state of the node, for load balancers",
 	"GET /status":                   "the state of the node",
 	"GET /metrics":                  "measurements of the node, for operators; its queues are those of the default tenant",
