@@ -11,7 +11,7 @@ ROUNDS     ?= 100
 CALLS      ?= 100000
 CUTS       ?= 10000
 
-.PHONY: build segdump run cluster demo test unit race lint fuzz fuzz-short sim sim-cluster sim-bugs crash-bugs model week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
+.PHONY: build segdump run cluster demo test unit race lint fuzz fuzz-short sim sim-cluster sim-bugs crash-bugs model million week reclaim-crash bench hold overload examples crash crash-short deadlock powercut limits clean
 
 build: segdump
 	$(GO) build -o bin/queen ./cmd/queen
@@ -81,6 +81,10 @@ sim-bugs:
 
 crash-bugs:
 	@GO="$(GO)" ./tools/crash-bugs.sh
+
+# million lists, seeks and deletes a million of everything.
+million:
+	MILLION=1 $(GO) test -timeout 30m -v -run 'Million|GroupOfManyPartitions' ./fsm
 
 # week simulates a week of traffic with retention and prints what is on disk and in memory day by day.
 week:
