@@ -18,16 +18,34 @@ type seekBody struct {
 
 const seekTargets = `exactly one of {"toEnd":true}, {"toBeginning":true}, {"timestamp":"<ISO time>"}`
 
+// read reads the members of a body. Names are exact, as everywhere; none tells
+// that it has no member at all.
+func (b *seekBody) read(body []byte) (none, ok bool) {
+	if len(trimSpace(string(body))) == 0 {
+		return true, true
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(body, &members); err != nil || !isObject(body) {
+		return false, false
+	}
+	for name, into := range map[string]any{"toEnd": &b.ToEnd, "toBeginning": &b.ToBeginning, "timestamp": &b.Timestamp, "offset": &b.Offset} {
+		if value := members[name]; value != nil && json.Unmarshal(value, into) != nil {
+			return false, false
+		}
+		delete(members, name)
+	}
+	return len(members) == 0, true
+}
+
 // parseSeek reads the body; bad says why it is refused. Of one partition an
-// empty body, or one that names nothing, means the end.
+// empty body means the end; one whose members are all unknown is a mistake.
 func parseSeek(body []byte, seek *fsm.Seek) (timestamp string, bad string) {
 	var b seekBody
-	if len(trimSpace(string(body))) > 0 {
-		if err := json.Unmarshal(body, &b); err != nil || !isObject(body) {
-			return "", "the body is not an object with " + seekTargets
-		}
+	none, ok := b.read(body)
+	if !ok {
+		return "", "the body is not an object with " + seekTargets
 	}
-	if b == (seekBody{}) && seek.OnPartition {
+	if b == (seekBody{}) && none && seek.OnPartition {
 		seek.To = fsm.SeekEnd
 		return "", ""
 	}
