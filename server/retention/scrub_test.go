@@ -28,15 +28,17 @@ func scrubbed(t *testing.T) *rig {
 
 func (r *rig) scrub() raftlog.Scrubbed { return r.b.Status().Scrub }
 
-// scrubPass lets a pass of the scrub begin and end.
-func (r *rig) scrubPass() raftlog.Scrubbed {
+// scrubPass lets a pass of the scrub begin and end. One that has begun before
+// does not count: it may be past what is looked for.
+func (r *rig) scrubPass() (s raftlog.Scrubbed) {
 	r.t.Helper()
-	was := r.scrub().Passes
+	now := r.clock.Now().Wall
 	r.await(func() bool {
 		r.clock.advance(scrubEvery / 10)
-		return r.scrub().Passes > was
+		s = r.scrub()
+		return s.Passes > 0 && s.Last.Begun > now
 	})
-	return r.scrub()
+	return s
 }
 
 // kinds gives one file of each kind that the scrub reads, by a name for it.

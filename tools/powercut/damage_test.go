@@ -175,6 +175,9 @@ func fullDirectory(t *testing.T) (*epoch, *vfs.Mem) {
 	if _, err := f.WriteAt([]byte("half a"), 0); err != nil {
 		t.Fatal(err)
 	}
+	if err := errors.Join(f.Sync(), left.SyncDir(dataDir+"/raft")); err != nil { // it is to survive the crash
+		t.Fatal(err)
+	}
 	return e, left.Crash(0.5)
 }
 
