@@ -255,6 +255,7 @@ func (m *Machine) setTraceName(row *kvRow, key string, n *traceName) {
 	if row == nil {
 		row = &kvRow{key: key, heapIdx: -1}
 		m.s.kv.Set(key, row)
+		m.s.countKey(key, 1)
 	}
 	row.value, row.updated = n.encode(), m.now
 	row.version = m.s.meta.kvVersion
