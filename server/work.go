@@ -194,14 +194,18 @@ func (s *Server) run(w *work, body any, size int, d time.Duration, gone <-chan s
 			w.timer.Stop()
 			return err
 		}
-		if err := s.outcome(w, gone); err != nil || !w.call.Misfit {
+		err := s.outcome(w, gone)
+		if err == errTimeout || err == errGone {
+			return err // the work is another's now
+		}
+		if err != nil || !w.call.Misfit {
 			if x := w.owner; x != nil {
 				x.phases = phases{marks: w.call.Marks, done: mark()}
 			}
 			return err
 		}
 		// Nothing was done: a payload has another form than its queue keeps.
-		err := s.refit(w, body)
+		err = s.refit(w, body)
 		if err == nil && refits == maxRefits {
 			err = errUnsettled
 		}
