@@ -25,8 +25,9 @@ import (
 //	p  the first time a day that a name meets an address; length of the name,
 //	   ":", name, address, NUL, day. No payload
 //
-// A row of the key/value kind, in namespace "n" of the key tenant + name, counts
-// what a name has: see traceName. It expires with the newest trace.
+// A row of the key/value kind, under traceTenant with the tenant for a namespace
+// and the name for a key, counts what a name has: see traceName. It expires with
+// the newest trace.
 
 // traceTenant owns the queues of traces. It is no UUID, so no request has it.
 const traceTenant = "queen-traces------------------------"
@@ -235,8 +236,6 @@ func (m *Machine) emitTrace(q *queue, t *Trace, item *PushItem, pairs []PushItem
 		var n traceName
 		if row.live(m.now) {
 			n, _ = decodeTraceName(row.value) // written by emitTrace
-		} else if row != nil {
-			n = traceName{}
 		}
 		names = append(names, traceItem(traceNameTxn(name, n.next), t.ID, ref))
 		n.add(m.now, since, !met[i])
